@@ -1,0 +1,51 @@
+# Two commands do all the set-up: `make chat` and `make test`. Everything lands in .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help chat test test-slow check format bench clean
+
+help:
+	@echo "make chat       set up, and chat with the embedded model, accelerated"
+	@echo "make test       set up, and run the tests"
+	@echo "make test-slow  the slow tests too: the embedded model, many prompts"
+	@echo "make check      linters, types and import contracts"
+	@echo "make bench      measure on the project's own small prompts"
+
+# The lock file names every package that is needed, so no requirement is followed: that keeps the
+# native runtime out that the embedded model's package asks for, and never reads.
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "lookahead needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
+	@echo "Setting up .venv (once; torch alone is 200 MB) ..."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+chat: $(READY)
+	@$(BIN)/lookahead chat
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m "slow or not slow"
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)
+	$(BIN)/lookahead bench
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -1,0 +1,152 @@
+"""How many nodes a tree may have, from what a pass with that many rows costs here.
+
+The cost curve is data: seconds by rows, measured on the passes of the run itself, with the shape
+of a typical machine until then.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lookahead.config import Config
+
+__all__ = ["Budget", "CostCurve"]
+
+#: Rows at which the curve is kept; costs in between are interpolated.
+KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 257)
+
+#: Time of a pass relative to one row, measured with a 135M model on 2 CPU cores (docs/log.md).
+#: On a GPU of any size so few rows hide behind the weights.
+TYPICAL = {
+    "cpu-16bit": (1.0, 1.03, 1.08, 1.18, 1.3, 1.45, 1.7, 2.05, 2.5, 2.9, 4.0, 5.0, 7.0, 9.0),
+    "cpu": (1.0, 1.6, 1.7, 1.8, 1.95, 2.1, 2.5, 2.85, 3.5, 4.1, 5.7, 7.3, 10.5, 13.7),
+    "other": (1.0, 1.0, 1.01, 1.02, 1.03, 1.04, 1.06, 1.08, 1.12, 1.15, 1.25, 1.35, 1.6, 1.9),
+}
+
+#: Weight of a new measurement; about the last twenty passes count.
+RATE = 0.1
+
+
+@dataclass
+class CostCurve:
+    """Seconds of a target pass by number of rows.
+
+    Parameters
+    ----------
+    kind : str
+        Key of :data:`TYPICAL`: the shape that is assumed where nothing was measured.
+    """
+
+    kind: str = "other"
+    _log_ratio: NDArray[np.float64] = field(init=False, repr=False)
+    _weight: NDArray[np.float64] = field(init=False, repr=False)
+    _scale: float | None = field(default=None, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._log_ratio = np.zeros(len(KNOTS))
+        self._weight = np.zeros(len(KNOTS))
+
+    def __getstate__(self) -> dict[str, object]:
+        state = self.__dict__.copy()
+        del state["_lock"]
+        return state
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+
+    def learn(self, rows: int, seconds: float) -> None:
+        """Take in the time of one pass.
+
+        The measured ratio to the typical curve is kept per knot in the logarithm, so that one
+        slow pass of a busy machine moves the curve by a tenth of its excess and no more.
+        """
+        if rows < 1 or rows > KNOTS[-1] or seconds <= 0:
+            return
+        knot = int(np.searchsorted(KNOTS, rows))
+        ratio = np.log(seconds / self._typical(rows))
+        with self._lock:
+            if self._weight[knot] == 0:
+                self._log_ratio[knot] = ratio
+            else:
+                self._log_ratio[knot] += RATE * np.clip(ratio - self._log_ratio[knot], -1, 1)
+            self._weight[knot] = min(self._weight[knot] + 1, 1e6)
+
+    def seconds(self, max_rows: int) -> NDArray[np.float64] | None:
+        """Return the expected seconds for 1 to ``max_rows`` rows, or None if nothing is known.
+
+        A knot without a measurement takes the mean ratio of its measured neighbours; the result
+        never falls with more rows, since a dip would be noise.
+        """
+        with self._lock:
+            known = np.flatnonzero(self._weight)
+            if not len(known):
+                return None
+            ratio = np.interp(np.arange(len(KNOTS)), known, self._log_ratio[known])
+        knots = np.array(KNOTS, dtype=np.float64)
+        rows = np.arange(1, max_rows + 1)
+        curve = np.interp(rows, knots, np.exp(ratio) * np.array(TYPICAL[self.kind]))
+        result: NDArray[np.float64] = np.maximum.accumulate(curve)
+        return result
+
+    def relative(self, max_rows: int) -> NDArray[np.float64]:
+        """Return the time of 1 to ``max_rows`` rows relative to one row, [max_rows]."""
+        curve = self.seconds(max_rows)
+        if curve is None:
+            curve = np.array([self._typical(rows) for rows in range(1, max_rows + 1)])
+        return curve / curve[0]
+
+    def _typical(self, rows: int) -> float:
+        return float(np.interp(rows, KNOTS, TYPICAL[self.kind]))
+
+    def as_dict(self) -> dict[str, object]:
+        """Return knots, seconds and the number of measurements, for reports."""
+        seconds = self.seconds(KNOTS[-1])
+        return {
+            "kind": self.kind,
+            "rows": list(KNOTS),
+            "seconds": None if seconds is None else [float(seconds[r - 1]) for r in KNOTS],
+            "measured": [int(w) for w in self._weight],
+        }
+
+
+class Budget:
+    """Decides the size of the trees of one step.
+
+    Parameters
+    ----------
+    config : Config
+    curve : CostCurve
+        Shared by all calls on one model.
+    """
+
+    def __init__(self, config: Config, curve: CostCurve) -> None:
+        self._config = config
+        self._curve = curve
+
+    def max_nodes(self, live: int) -> int:
+        """Return the most nodes for each of ``live`` sequences in one pass."""
+        return self._config.draft_budget if live == 1 else self._config.draft_budget // live
+
+    def costs(self, max_nodes: int, live: int) -> NDArray[np.float32] | None:
+        """Return the relative time of a pass with 0 to ``max_nodes`` nodes a sequence.
+
+        Returns
+        -------
+        ndarray, float32, [max_nodes + 1], or None
+            None where the number of nodes is fixed by the settings.
+        """
+        if self._config.nodes != "auto":
+            return None
+        curve = self._curve.relative((max_nodes + 1) * live)
+        costs: NDArray[np.float32] = (curve[live - 1 :: live] / curve[live - 1]).astype(np.float32)
+        return costs
+
+    def learn(self, rows: int, seconds: float) -> None:
+        """Take in the time of one pass over ``rows`` rows, all sequences together."""
+        self._curve.learn(rows, seconds)

@@ -1,0 +1,108 @@
+"""The settings of an accelerated model: frozen, and checked when they are made.
+
+Every default is meant to be left alone; each field says what it trades.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lookahead.errors import ConfigError
+
+__all__ = ["MAX_NODES", "SOURCES", "Config"]
+
+#: Sources that the package itself knows, in the order in which statistics name them.
+SOURCES = ("ngrams", "recycled")
+
+#: No tree is ever larger: past this, masks and bookkeeping cost more than any guess returns.
+MAX_NODES = 256
+
+
+@dataclass(frozen=True)
+class Config:
+    """How an accelerated model drafts.
+
+    Parameters
+    ----------
+    nodes : "auto" or int
+        Draft budget: the most nodes of a tree, root not counted. ``"auto"`` lets the measured
+        cost of a pass decide, up to ``max_nodes``; 0 is plain decoding in our loop.
+    max_nodes : int
+        Upper end of ``"auto"``, in nodes.
+    max_depth : int
+        Longest guess, in tokens. Longer pays on copied text only.
+    sources : tuple of str
+        Built-in sources to use, of :data:`SOURCES`.
+    drafters : tuple
+        The user's own :class:`~lookahead.drafters.Drafter` objects, or factories that make one
+        for each sequence.
+    recycle_prompt : int
+        How many of the last prompt positions have their next-token candidates read out. More
+        gives better first guesses and costs one row of the output layer each.
+    strict : bool
+        Raise :class:`~lookahead.errors.UnsupportedError` where a run would otherwise be plain.
+
+    Raises
+    ------
+    ConfigError
+        If a value is outside its range; the message names the option, the value and the range.
+    """
+
+    nodes: int | Literal["auto"] = "auto"
+    max_nodes: int = 16
+    max_depth: int = 24
+    sources: tuple[str, ...] = SOURCES
+    drafters: tuple[Any | Callable[[], Any], ...] = ()
+    recycle_prompt: int = 512
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        if self.nodes != "auto":
+            _check_int("nodes", self.nodes, 0, MAX_NODES, '"auto" or ')
+        _check_int("max_nodes", self.max_nodes, 0, MAX_NODES)
+        _check_int("max_depth", self.max_depth, 1, MAX_NODES)
+        _check_int("recycle_prompt", self.recycle_prompt, 0, 2**20)
+        if not isinstance(self.strict, bool):
+            raise ConfigError(f"strict must be True or False, not {self.strict!r}.")
+        _check_sources(self.sources)
+        object.__setattr__(self, "sources", tuple(self.sources))
+        object.__setattr__(self, "drafters", _as_drafters(self.drafters))
+
+    @property
+    def draft_budget(self) -> int:
+        """The most nodes that any tree of this configuration may have."""
+        return self.max_nodes if self.nodes == "auto" else self.nodes
+
+
+def _check_int(name: str, value: object, low: int, high: int, also: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(
+            f"{name} must be {also}a whole number from {low} to {high}, not {value!r}."
+        )
+
+
+def _check_sources(sources: object) -> None:
+    known = ", ".join(repr(name) for name in SOURCES)
+    if isinstance(sources, str) or not isinstance(sources, tuple | list):
+        raise ConfigError(f"sources must be a tuple with some of {known}, not {sources!r}.")
+    for name in sources:
+        if name not in SOURCES:
+            raise ConfigError(f"sources may hold {known}; {name!r} is none of them.")
+    if len(set(sources)) != len(sources):
+        raise ConfigError(f"sources names a source twice: {sources!r}.")
+
+
+def _as_drafters(drafters: object) -> tuple[Any, ...]:
+    if not isinstance(drafters, tuple | list):
+        raise ConfigError(f"drafters must be a tuple of drafters, not {drafters!r}.")
+    if len(drafters) > 4:
+        raise ConfigError(f"at most 4 drafters of your own can be merged, not {len(drafters)}.")
+    for drafter in drafters:
+        if not callable(getattr(drafter, "draft", None)) and not callable(drafter):
+            raise ConfigError(
+                f"a drafter needs a draft(context, max_nodes) method, or is a factory that makes "
+                f"an object with one; {drafter!r} is neither."
+            )
+    return tuple(drafters)

@@ -1,0 +1,188 @@
+"""All guesses in one tree: the n-gram pool's own and those of any number of drafters.
+
+The pool grows the tree best first; other drafters' guesses are walked along while it grows, so
+that a token several of them name becomes one node with their joint calibration. Learns from every
+row the target computed, rejected ones included.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lookahead.config import Config
+from lookahead.drafters.offers import as_offer
+from lookahead.drafters.rows import top_rows
+from lookahead.errors import LookaheadWarning
+from lookahead.outcome import Outcome, PromptRows
+from lookahead.stats import DecodeStats, SourceStats
+from lookahead.tree import DraftTree
+from ngram_pool import Offer, Pool, Proposal
+
+__all__ = ["MergedDrafter"]
+
+#: Nodes whose path is less probable than this cost more than they return on any machine.
+MIN_PROBABILITY = 0.01
+
+
+class MergedDrafter:
+    """Drafts one tree for one sequence.
+
+    Parameters
+    ----------
+    config : Config
+    pool : Pool
+        Empty; its calibration may be shared with other sequences of the model.
+    stats : DecodeStats
+        Is told what each source offered and got accepted.
+    vocab_size : int
+        Tokens from this on are never drafted.
+    """
+
+    def __init__(self, config: Config, pool: Pool, stats: DecodeStats, vocab_size: int) -> None:
+        self._config = config
+        self._pool = pool
+        self._stats = stats
+        self._vocab_size = vocab_size
+        self._recycles = "recycled" in config.sources
+        made = [d() if not hasattr(d, "draft") or isinstance(d, type) else d for d in config.drafters]
+        self._drafters: dict[int, Any] = dict(enumerate(made))
+        self._names = {1: "ngrams", 2: "recycled"}
+        for source, drafter in self._drafters.items():
+            self._names[4 << source] = str(getattr(drafter, "name", type(drafter).__name__))
+        for bit, name in self._names.items():
+            if bit >= 4 or name in config.sources:
+                stats.by_source.setdefault(name, SourceStats())
+        self._proposal: Proposal | None = None
+
+    def begin(self, context: list[int]) -> None:
+        """Take in the committed tokens of a new sequence."""
+        self._pool.extend(context)
+        for source in list(self._drafters):
+            self._call(source, "begin", list(context))
+
+    def recycle(self, rows: Iterable[PromptRows]) -> None:
+        """Take in the target's candidates after positions of the prompt."""
+        if not self._recycles:
+            return
+        for part in rows:
+            tokens, probabilities = top_rows(part.logits)
+            self._pool.recycle(part.previous, part.tokens, tokens, probabilities)
+
+    def draft(
+        self,
+        context: list[int],
+        max_nodes: int,
+        max_depth: int,
+        costs: NDArray[np.float32] | None,
+    ) -> DraftTree:
+        """Guess what comes after ``context``.
+
+        Parameters
+        ----------
+        context : list of int
+            Committed tokens; the pool has seen all of them.
+        max_nodes, max_depth : int
+            Bounds of the tree.
+        costs : ndarray, float32, [max_nodes + 1], or None
+            Relative time of a pass by number of nodes; the tree is cut where one more node
+            would return less than it costs.
+
+        Returns
+        -------
+        DraftTree
+        """
+        self._proposal = None
+        if max_nodes < 1 or max_depth < 1 or not context:
+            return DraftTree.only_root(context[-1] if context else 0)
+        self._proposal = self._pool.propose(
+            max_nodes,
+            costs=costs,
+            max_depth=max_depth,
+            min_probability=MIN_PROBABILITY,
+            ngrams="ngrams" in self._config.sources,
+            recycled=self._recycles,
+            offers=self._offers(context, max_nodes),
+        )
+        found = self._proposal
+        return DraftTree(found.tokens, found.parents, found.depths, found.probabilities)
+
+    def learn(self, outcome: Outcome) -> None:
+        """See what became of the tree that was drafted last."""
+        if self._proposal is not None:
+            self._pool.learn(self._proposal, outcome.path, outcome.chosen)
+            self._count(self._proposal, outcome.path)
+        if self._recycles:
+            self._recycle_nodes(outcome)
+        self._pool.extend(outcome.chosen)
+        for source in list(self._drafters):
+            self._call(source, "learn", outcome)
+
+    def _offers(self, context: list[int], max_nodes: int) -> list[Offer]:
+        offers = []
+        for source in list(self._drafters):
+            guesses = self._call(source, "draft", list(context), max_nodes)
+            if source not in self._drafters:
+                continue
+            offer = self._call_safely(
+                source,
+                lambda g=guesses, s=source: as_offer(
+                    g, s, context[-1], max_nodes, self._vocab_size
+                ),
+            )
+            if offer is None:
+                continue
+            tree, fault = offer
+            if fault is not None:
+                self._report(source, fault)
+            if tree is not None:
+                offers.append(tree)
+        return offers
+
+    def _recycle_nodes(self, outcome: Outcome) -> None:
+        """Keep the candidates after every node. Accepted nodes come last: the newest row wins."""
+        tree = outcome.tree
+        tokens, probabilities = top_rows(outcome.logits)
+        accepted = set(outcome.path)
+        order = [n for n in range(len(tree.tokens)) if n not in accepted] + outcome.path
+        previous = tree.tokens[tree.parents]
+        before = len(outcome.context) - len(outcome.chosen)
+        previous[0] = outcome.context[before - 2] if before >= 2 else -1
+        self._pool.recycle(
+            previous[order], tree.tokens[order], tokens[order], probabilities[order]
+        )
+
+    def _count(self, proposal: Proposal, path: list[int]) -> None:
+        sources = proposal.sources.tolist()
+        accepted = set(path[1:])
+        for bit, name in self._names.items():
+            if name not in self._stats.by_source:
+                continue
+            mine = [node for node in range(1, len(sources)) if sources[node] & bit]
+            self._stats.by_source[name].offered += len(mine)
+            self._stats.by_source[name].accepted += len(accepted.intersection(mine))
+
+    def _call(self, source: int, method: str, *args: Any) -> Any:
+        function = getattr(self._drafters[source], method, None)
+        if function is None:
+            return None
+        return self._call_safely(source, lambda: function(*args))
+
+    def _call_safely(self, source: int, function: Callable[[], Any]) -> Any:
+        try:
+            return function()
+        except Exception as error:  # noqa: BLE001 - a stranger's code may raise anything
+            self._report(source, f"raised {type(error).__name__}: {error}; it was dropped")
+            del self._drafters[source]
+            return None
+
+    def _report(self, source: int, fault: str) -> None:
+        name = self._names[4 << source]
+        text = f"drafter {name!r} {fault}"
+        if text not in self._stats.notes:
+            warnings.warn(f"{text}. The output is not affected.", LookaheadWarning, stacklevel=2)
+        self._stats.note(text)

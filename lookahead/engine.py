@@ -1,0 +1,138 @@
+"""The loop: draft, verify, accept, commit, learn.
+
+Knows sequences, not batches, and no model: a :class:`Target` computes logits for the rows it is
+given. An empty tree is plain decoding; there is no other loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence as Seq
+from typing import Protocol
+
+from torch import Tensor
+
+from lookahead.accept import Walk, accept
+from lookahead.budget import Budget
+from lookahead.config import Config
+from lookahead.outcome import Outcome, PromptRows
+from lookahead.sequence import Sequence
+from lookahead.stats import DecodeStats, StepRecord
+from lookahead.tree import DraftTree
+
+__all__ = ["Engine", "Target"]
+
+
+class Target(Protocol):
+    """The model whose output is preserved, with the K/V of the sequences being decoded."""
+
+    def prefill(self) -> Tensor:
+        """Run the prompts; return the logits after each, float, [sequences, vocab]."""
+
+    def prompt_rows(self, slot: int, limit: int) -> Iterable[PromptRows]:
+        """Yield logits after the last ``limit`` prompt positions of a sequence, in parts."""
+
+    def verify(self, slots: Seq[int], trees: Seq[DraftTree]) -> list[Tensor]:
+        """Run all trees in one pass; return for each the logits, float, [nodes + 1, vocab].
+
+        The K/V of a node is written behind those of its sequence, and counts from
+        :meth:`keep` on.
+        """
+
+    def keep(self, slot: int, path: Seq[int]) -> None:
+        """Keep the K/V of these nodes of the last pass, in this order, and drop the others."""
+
+
+class Engine:
+    """Decodes a list of sequences with one target.
+
+    Parameters
+    ----------
+    target : Target
+    budget : Budget
+    config : Config
+    stats : DecodeStats
+        Filled while decoding.
+    """
+
+    def __init__(self, target: Target, budget: Budget, config: Config, stats: DecodeStats) -> None:
+        self._target = target
+        self._budget = budget
+        self._config = config
+        self._stats = stats
+
+    def run(self, sequences: Seq[Sequence]) -> None:
+        """Decode until every sequence has finished.
+
+        Holds before and after every step: for each live sequence the cache has K/V for
+        ``context[:-1]``; the last committed token is not cached and is the root of the next tree.
+        """
+        start = time.perf_counter()
+        with self._stats.timed("prefill"):
+            logits = self._target.prefill()
+        self._stats.prefill_s = time.perf_counter() - start
+        # The prefill is a pass over an empty tree: its last row is the root's.
+        for sequence in sequences:
+            with self._stats.timed("accept"):
+                self._accept(sequence, sequence.only_root(), logits[sequence.slot][None])
+            if not sequence.finished:
+                self._begin(sequence)
+        del logits
+        while live := [s for s in sequences if not s.finished]:
+            self.step(live)
+
+    def step(self, live: Seq[Sequence]) -> None:
+        """Advance every live sequence by at least one token, in one target pass."""
+        stats, target = self._stats, self._target
+
+        # Draft: guess continuations of the last committed token.
+        with stats.timed("draft"):
+            max_nodes = self._budget.max_nodes(len(live))
+            costs = self._budget.costs(max_nodes, len(live))
+            trees = [
+                s.drafter.draft(s.context, max_nodes, self._max_depth(s), costs) for s in live
+            ]
+
+        # Verify: one target pass scores every node of every tree.
+        start = time.perf_counter()
+        with stats.timed("verify"):
+            seen = target.verify([s.slot for s in live], trees)
+        self._budget.learn(
+            len(live) * (1 + max(map(len, trees))), time.perf_counter() - start
+        )
+        stats.passes += 1
+
+        for sequence, tree, logits in zip(live, trees, seen, strict=True):
+            # Accept: plain decoding, replayed down the tree.
+            with stats.timed("accept"):
+                walk = self._accept(sequence, tree, logits)
+            stats.record(StepRecord(len(tree), walk.accepted, len(walk.chosen)))
+            stats.count_depths(walk.accepted)
+
+            # Commit: the K/V of root and accepted nodes stay, the rest is dropped.
+            with stats.timed("commit"):
+                target.keep(sequence.slot, walk.path)
+
+            # Learn: the drafter sees what happened, rejected nodes included.
+            with stats.timed("learn"):
+                sequence.drafter.learn(
+                    Outcome(tree, walk.path, walk.chosen, sequence.context, logits)
+                )
+
+    def _accept(self, sequence: Sequence, tree: DraftTree, logits: Tensor) -> Walk:
+        sequence.chooser.begin(logits)
+        walk = accept(tree, sequence)
+        self._stats.new_tokens += len(walk.chosen)
+        return walk
+
+    def _begin(self, sequence: Sequence) -> None:
+        """Show the drafter the prompt, after the first token is out: nobody waits for it."""
+        with self._stats.timed("learn"):
+            sequence.drafter.begin(sequence.context)
+            limit = self._config.recycle_prompt
+            if limit and self._config.draft_budget:
+                sequence.drafter.recycle(self._target.prompt_rows(sequence.slot, limit))
+
+    def _max_depth(self, sequence: Sequence) -> int:
+        left = sequence.max_depth
+        return self._config.max_depth if left is None else min(self._config.max_depth, left)

@@ -1,0 +1,55 @@
+"""Where releases of transformers differ, and the range that the tests run on."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import transformers
+from packaging.version import Version
+
+from lookahead.errors import VersionError
+
+__all__ = ["OLDEST", "TOO_NEW", "cache_argument", "check_version", "count_or_length", "get_cache"]
+
+#: Oldest release that the exactness matrix passes on, and the first one that was not tried.
+OLDEST, TOO_NEW = "5.24.0", "5.25"
+
+
+def check_version() -> None:
+    """Refuse a release of transformers outside the tested range.
+
+    Raises
+    ------
+    VersionError
+        Naming the release, the range, and the command that brings one within it.
+    """
+    found = Version(transformers.__version__)
+    if not Version(OLDEST) <= found < Version(TOO_NEW):
+        raise VersionError(
+            f"lookahead is tested with transformers {OLDEST} up to, not including, {TOO_NEW}, and "
+            f"found {found}: run pip install 'transformers>={OLDEST},<{TOO_NEW}'."
+        )
+
+
+def cache_argument(model: Any) -> str:
+    """Return the name under which a model's forward takes its cache.
+
+    It was ``past_key_values`` until 5.23 and is ``cache`` from 5.24 on. A wrapper such as an
+    adapter hides it, so the innermost model is asked.
+    """
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    names = inspect.signature(inner.forward).parameters
+    return "cache" if "cache" in names else "past_key_values"
+
+
+def get_cache(container: Any, name: str) -> Any:
+    """Return the cache from keyword arguments or from an output object."""
+    if isinstance(container, dict):
+        return container.get(name)
+    return getattr(container, name, None)
+
+
+def count_or_length(rows: Any) -> int:
+    """Return a number of rows, given as a number or as their positions (before 5.4)."""
+    return rows if isinstance(rows, int) else int(rows.shape[0])

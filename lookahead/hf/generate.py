@@ -1,0 +1,313 @@
+"""The decoding loop of ``generate``, with everything around it left to the library.
+
+The library validates arguments, merges configurations, builds cache, processors and criteria, and
+calls a function in place of its own loop. What it drops on that way (streamer, tokenizer) the
+caller of :func:`decode` hands over in :class:`Extras`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import StoppingCriteriaList
+from transformers.generation.stopping_criteria import StopStringCriteria
+from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerateDecoderOnlyOutput
+
+import ngram_pool
+from lookahead.budget import Budget
+from lookahead.choose import NodeChooser
+from lookahead.config import Config
+from lookahead.drafters import MergedDrafter
+from lookahead.engine import Engine
+from lookahead.errors import UnsupportedError
+from lookahead.hf.cache import SlotCache
+from lookahead.hf.compat import cache_argument, get_cache
+from lookahead.hf.masks import install
+from lookahead.hf.selftest import find_fault
+from lookahead.hf.support import reason_for_call, reason_for_model
+from lookahead.hf.target import HFTarget
+from lookahead.sequence import Sequence, TokenBuffer
+from lookahead.session import Session
+from lookahead.stats import DecodeStats
+
+__all__ = ["Extras", "Prepared", "decode", "library_loop", "prepare", "with_stop_strings"]
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What the library does not hand on to a custom loop."""
+
+    streamer: Any = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A call as the library prepared it for a decoding loop."""
+
+    model: Any
+    input_ids: Tensor
+    logits_processor: Any
+    stopping_criteria: Any
+    generation_config: Any
+    model_kwargs: dict[str, Any]
+
+    @property
+    def batch(self) -> int:
+        """Rows after expansion."""
+        return int(self.input_ids.shape[0])
+
+    @property
+    def cache_name(self) -> str:
+        """The name under which the model's forward takes its cache."""
+        return cache_argument(self.model)
+
+
+def prepare(call: Prepared, session: Session) -> SlotCache:
+    """Make the cache for an accelerated run, or refuse it.
+
+    Raises
+    ------
+    UnsupportedError
+        With the reason, as half a sentence, why the call has to run plain.
+    """
+    cache = get_cache(call.model_kwargs, call.cache_name)
+    rules = [*call.logits_processor, *call.stopping_criteria]
+    reason = reason_for_model(call.model) or reason_for_call(
+        call.model, call.generation_config, call.model_kwargs, cache, call.batch, rules
+    )
+    if reason is not None:
+        raise UnsupportedError(reason)
+    install()
+    slots = SlotCache(cache, call.batch, _slot_limit(call))
+    if fault := _verdict(call.model, session):
+        raise UnsupportedError(fault)
+    return slots
+
+
+def decode(
+    call: Prepared,
+    cache: SlotCache,
+    config: Config,
+    session: Session,
+    stats: DecodeStats,
+    extras: Extras,
+) -> Any:
+    """Decode like the library's own loop, several tokens a pass.
+
+    Parameters
+    ----------
+    call : Prepared
+    cache : SlotCache
+        From :func:`prepare`.
+    config : Config
+    session : Session
+        What the model remembers between calls.
+    stats : DecodeStats
+        Filled.
+    extras : Extras
+
+    Returns
+    -------
+    Tensor, int64, [batch, tokens], or GenerateDecoderOnlyOutput
+        What the library's own loop returns for the same call.
+    """
+    start = time.perf_counter()
+    given = call.model_kwargs[call.cache_name]
+    call.model_kwargs[call.cache_name] = cache
+    if extras.streamer is not None:
+        extras.streamer.put(call.input_ids.cpu())
+    contexts = _contexts(call)
+    stats.rows = call.batch
+    stats.prompt_tokens = sum(map(len, contexts))
+    sequences = [
+        _sequence(call, slot, context, config, session, stats, extras)
+        for slot, context in enumerate(contexts)
+    ]
+    target = HFTarget(
+        call.model,
+        call.input_ids,
+        contexts,
+        call.generation_config,
+        call.model_kwargs,
+        cache,
+        call.cache_name,
+    )
+    curve = _curve(call.model, session)
+    ready = getattr(call.model, "_optimize_model_for_decode", nullcontext)
+    with ready():
+        Engine(target, Budget(config, curve), config, stats).run(sequences)
+    if extras.streamer is not None:
+        extras.streamer.end()
+    stats.seconds = time.perf_counter() - start
+    if stats.steps:
+        stats.break_even = float(curve.relative(1 + round(stats.nodes_per_pass))[-1])
+    return _result(call, sequences, cache, given, stats)
+
+
+def _sequence(
+    call: Prepared,
+    slot: int,
+    context: list[int],
+    config: Config,
+    session: Session,
+    stats: DecodeStats,
+    extras: Extras,
+) -> Sequence:
+    settings = call.generation_config
+    returns = settings.return_dict_in_generate
+    scores: list[Tensor] | None = [] if returns and settings.output_scores else None
+    logits: list[Tensor] | None = [] if returns and settings.output_logits else None
+    vocab = call.model.get_output_embeddings().weight.shape[0]
+    chooser = NodeChooser(
+        call.logits_processor if len(call.logits_processor) else None,
+        sample=settings.do_sample,
+        scores=scores,
+        logits=logits,
+    )
+    criteria = call.stopping_criteria
+
+    def should_stop(ids: Tensor, so_far: tuple[Tensor, ...] | None) -> bool:
+        return bool(criteria(ids, so_far).all())
+
+    return Sequence(
+        slot=slot,
+        context=context,
+        seen=TokenBuffer(call.input_ids[slot : slot + 1]),
+        drafter=MergedDrafter(
+            config, ngram_pool.new_pool(calibration=session.calibration), stats, vocab
+        ),
+        chooser=chooser,
+        should_stop=should_stop,
+        max_length=_max_length(call),
+        emit=_emitter(extras.streamer),
+        scores=scores,
+        logits=logits,
+    )
+
+
+def _emitter(streamer: Any) -> Callable[[int], None] | None:
+    if streamer is None:
+        return None
+
+    def emit(token: int) -> None:
+        streamer.put(torch.tensor([token]))
+
+    return emit
+
+
+def _contexts(call: Prepared) -> list[list[int]]:
+    """Return the prompt of every row without its padding."""
+    mask = call.model_kwargs.get("attention_mask")
+    rows: list[list[int]] = call.input_ids.tolist()
+    if mask is None:
+        return rows
+    live = mask.tolist()
+    # A mask longer than the ids also covers what a cache that was passed in holds.
+    return [
+        [t for t, m in zip(ids, keep[len(keep) - len(ids) :], strict=True) if m]
+        for ids, keep in zip(rows, live, strict=True)
+    ]
+
+
+def _max_length(call: Prepared) -> int | None:
+    """Length of what the library calls input_ids at which the run ends or positions run out."""
+    bound: int | None = call.stopping_criteria.max_length
+    text = call.model.config.get_text_config(decoder=True)
+    positions = getattr(text, "max_position_embeddings", None)
+    if positions is None:
+        return bound
+    # Where the prompt came as embeddings or in a cache, ids are fewer than positions.
+    last = int(call.model_kwargs["position_ids"][..., -1].max())
+    room = positions - (last + 1) + call.input_ids.shape[1]
+    return room if bound is None else min(bound, room)
+
+
+def _slot_limit(call: Prepared) -> int | None:
+    """Return the most slots that the cache can need, tree included."""
+    bound = call.stopping_criteria.max_length
+    if bound is None:
+        return None
+    prompt = int(call.model_kwargs["position_ids"].shape[-1])
+    return int(bound - call.input_ids.shape[1] + prompt + 1)
+
+
+def _verdict(model: Any, session: Session) -> str | None:
+    """Return the self-test's verdict on a model, tested once per attention, dtype and device."""
+    text = model.config.get_text_config(decoder=True)
+    key = (text._attn_implementation, model.dtype, str(model.device))
+    if key not in session.verdicts:
+        session.verdicts[key] = find_fault(model)
+    return session.verdicts[key]
+
+
+def _curve(model: Any, session: Session) -> Any:
+    device = model.device.type
+    half = model.dtype in (torch.bfloat16, torch.float16)
+    kind = ("cpu-16bit" if half else "cpu") if device == "cpu" else "other"
+    text = model.config.get_text_config(decoder=True)
+    key = (str(model.device), str(model.dtype), text._attn_implementation, torch.get_num_threads())
+    return session.curve(key, kind)
+
+
+def _result(
+    call: Prepared, sequences: list[Sequence], cache: SlotCache, given: Any, stats: DecodeStats
+) -> Any:
+    wants_cache = call.generation_config.return_dict_in_generate or getattr(
+        given, "_is_user_defined", False
+    )
+    returned = cache.give_back() if wants_cache else None
+    ids = _join([s.seen.ids for s in sequences], call.generation_config._pad_token_tensor)
+    if not call.generation_config.return_dict_in_generate:
+        return ids
+    one = sequences[0]
+    result = GenerateDecoderOnlyOutput(
+        sequences=ids,
+        scores=None if one.scores is None else tuple(one.scores),
+        logits=None if one.logits is None else tuple(one.logits),
+        **{call.cache_name: returned},
+    )
+    result.lookahead_stats = stats
+    return result
+
+
+def _join(rows: list[Tensor], pad: Tensor | None) -> Tensor:
+    """Stack rows of different lengths, filled up with the padding token as plain does."""
+    longest = max(row.shape[1] for row in rows)
+    if all(row.shape[1] == longest for row in rows):
+        return torch.cat(rows)
+    assert pad is not None  # rows end apart only through an end token, which needs padding
+    joined = rows[0].new_full((len(rows), longest), int(pad))
+    for i, row in enumerate(rows):
+        joined[i, : row.shape[1]] = row[0]
+    return joined
+
+
+def with_stop_strings(criteria: Any, strings: Any, tokenizer: Any) -> Any:
+    """Return stopping criteria with one more for strings, as the library would make it."""
+    criterion = StopStringCriteria(tokenizer=tokenizer, stop_strings=strings)
+    return StoppingCriteriaList([criterion, *(criteria or [])])
+
+
+def library_loop(call: Prepared) -> Callable[..., Any]:
+    """Return the library's own loop for a call that it has prepared.
+
+    Raises
+    ------
+    UnsupportedError
+        For modes that need more than what a custom loop is handed.
+    """
+    mode = call.generation_config.get_generation_mode()
+    name = GENERATION_MODES_MAPPING[mode]
+    if not hasattr(call.model, name) or mode.value.startswith("assisted"):
+        raise UnsupportedError(
+            f"custom_generate=lookahead.generate cannot hand {mode.value.replace('_', ' ')} back "
+            "to the library; leave custom_generate out of this call."
+        )
+    loop: Callable[..., Any] = getattr(call.model, name)
+    return loop

@@ -1,0 +1,102 @@
+"""Tree attention, put in where the library turns a mask rule into a tensor.
+
+The rule stays the model's own: causal, sliding, chunked or mixed. We say only which slot a row
+stands for, and which rows of a tree may see each other. The registry entry that does it is the
+one process-wide change of this package; with no tree active in the current context it delegates.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
+
+from lookahead.errors import UnsupportedError
+
+__all__ = ["SUPPORTED", "Visibility", "install", "tree_attention"]
+
+#: Attention implementations whose masks go through the registry as tensors.
+SUPPORTED = ("eager", "sdpa")
+
+_lock = threading.Lock()
+_active: ContextVar[Visibility | None] = ContextVar("lookahead_visibility", default=None)
+
+
+@dataclass(frozen=True)
+class Visibility:
+    """Who may see whom in one pass.
+
+    Parameters
+    ----------
+    may_see : Tensor, bool, [batch, rows, slots]
+        Slots in use, for a row of the pass: live ones of the context, and its own ancestors.
+    row_slots : Tensor, int64, [batch, rows]
+        The slot that each row would have in plain decoding.
+    key_slots : Tensor, int64, [batch, slots]
+        The same for each slot of the cache, the new rows included.
+    """
+
+    may_see: Tensor
+    row_slots: Tensor
+    key_slots: Tensor
+
+
+def install() -> None:
+    """Put the hook into the library's mask registry; harmless when it is there already."""
+    registry = AttentionMaskInterface._global_mapping
+    with _lock:
+        for name in SUPPORTED:
+            if not hasattr(registry[name], "lookahead_original"):
+                registry[name] = _hook(registry[name])
+
+
+@contextmanager
+def tree_attention(visibility: Visibility) -> Iterator[None]:
+    """Use tree attention for the self-attention masks made in this context and thread."""
+    token = _active.set(visibility)
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+def _hook(original: Callable[..., Any]) -> Callable[..., Any]:
+    def make_mask(*args: Any, **kwargs: Any) -> Any:
+        visibility = _active.get()
+        if visibility is None:
+            return original(*args, **kwargs)
+        if args or "mask_function" not in kwargs:
+            raise UnsupportedError(
+                "this model makes its attention masks in a way that a tree cannot enter"
+            )
+        kwargs["mask_function"] = _tree_rule(kwargs["mask_function"], visibility)
+        kwargs["attention_mask"] = None  # validity is part of the visibility
+        kwargs["allow_is_causal_skip"] = False
+        return original(**kwargs)
+
+    make_mask.lookahead_original = original  # type: ignore[attr-defined]
+    return make_mask
+
+
+def _tree_rule(rule: Callable[..., Any], visibility: Visibility) -> Callable[..., Tensor]:
+    slots = visibility.may_see.shape[-1]
+    rows = visibility.may_see.shape[-2]
+    past = slots - rows
+
+    def tree_rule(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        row = query - past
+        may_see = visibility.may_see[batch, row, key]
+        if rule is causal_mask_function:  # ancestors are all that causality allows
+            return may_see
+        allowed: Tensor = rule(
+            batch, head, visibility.row_slots[batch, row], visibility.key_slots[batch, key]
+        )
+        return allowed & may_see
+
+    return tree_rule

@@ -1,0 +1,225 @@
+"""A Hugging Face model as the target of the engine: prompts and trees in, logits out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lookahead.hf.cache import SlotCache
+from lookahead.hf.masks import Visibility, tree_attention
+from lookahead.outcome import PromptRows
+from lookahead.tree import DraftTree
+
+__all__ = ["HFTarget"]
+
+#: Prompt positions whose logits are computed at a time: 64 rows of a vocabulary of 50,000 in
+#: float32 are 13 MB.
+ROWS_AT_A_TIME = 64
+
+
+class HFTarget:
+    """One call's view of a model: its prompts, its cache, and passes over trees.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+    input_ids : Tensor, int64, [batch, tokens]
+    contexts : list of list of int, [batch]
+        The same without padding.
+    generation_config : GenerationConfig
+    model_kwargs : dict
+        As the library prepared them; the cache in it is ours.
+    cache : SlotCache
+    cache_name : str
+        The name under which forward takes the cache.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        contexts: list[list[int]],
+        generation_config: Any,
+        model_kwargs: dict[str, Any],
+        cache: SlotCache,
+        cache_name: str,
+    ) -> None:
+        self._model = model
+        self._input_ids = input_ids
+        self._contexts = contexts
+        self._generation_config = generation_config
+        self._kwargs = model_kwargs
+        self._cache = cache
+        self._cache_name = cache_name
+        self._hidden: Tensor | None = None
+        self._live_prompt: Tensor | None = None  # bool, [batch, slots]: False where padding is
+        self._first_position: list[int] = []
+        self._prompt_slots = 0
+
+    def prefill(self) -> Tensor:
+        """Run the prompts; return the logits after each, float, [batch, vocab]."""
+        attention_mask = self._kwargs.get("attention_mask")
+        with _last_hidden_state(self._model) as seen:
+            outputs = self._model._prefill(
+                self._input_ids, self._generation_config, self._kwargs, is_first_iteration=True
+            )
+        self._cache.prompt_read()
+        self._prompt_slots = self._cache.lengths[0]
+        self._hidden = seen.matching_hidden()
+        if attention_mask is not None:
+            self._live_prompt = attention_mask.to(torch.bool)
+        positions = self._kwargs["position_ids"][..., -1]
+        self._first_position = (positions.expand(len(self._contexts)) + 1).tolist()
+        logits: Tensor = outputs.logits[:, -1]
+        return logits
+
+    def prompt_rows(self, slot: int, limit: int) -> Iterable[PromptRows]:
+        """Yield logits after the last ``limit`` positions of a prompt, in parts.
+
+        Only the last position of each pair of tokens is computed: it would overwrite the others.
+        Computed from the hidden states of the prefill, which are kept until the first step.
+        """
+        context = self._contexts[slot]
+        if self._hidden is None or not context:
+            return
+        hidden = self._hidden[slot]
+        fed = min(len(hidden), len(context))
+        newest: dict[tuple[int, int], int] = {}
+        for position in range(len(context) - min(fed, limit), len(context)):
+            previous = context[position - 1] if position else -1
+            newest[(previous, context[position])] = position
+        pairs = sorted(newest.items(), key=lambda item: item[1])
+        head = self._model.get_output_embeddings()
+        for start in range(0, len(pairs), ROWS_AT_A_TIME):
+            part = pairs[start : start + ROWS_AT_A_TIME]
+            # Hidden states end where the context ends; padding stands before both.
+            rows = torch.tensor([position - len(context) for _, position in part])
+            logits = head(hidden[rows + len(hidden)])
+            yield PromptRows([p for (p, _), _ in part], [t for (_, t), _ in part], logits)
+
+    def verify(self, slots: Sequence[int], trees: Sequence[DraftTree]) -> list[Tensor]:
+        """Run all trees in one pass; return for each the logits, float, [nodes + 1, vocab]."""
+        self._hidden = None
+        batch = len(self._contexts)
+        by_slot: list[DraftTree | None] = [None] * batch
+        for slot, tree in zip(slots, trees, strict=True):
+            by_slot[slot] = tree
+        num_rows = 1 + max(map(len, trees))
+        tokens = np.zeros((batch, num_rows), dtype=np.int64)
+        depths = np.zeros((batch, num_rows), dtype=np.int64)
+        for slot, one in enumerate(by_slot):
+            if one is not None:
+                tokens[slot, : len(one.tokens)] = one.tokens
+                depths[slot, : len(one.tokens)] = one.depths
+        lengths = np.array(self._cache.lengths)
+        first = np.array(self._first_position) + lengths - self._prompt_slots
+        device = self._input_ids.device
+        positions = torch.from_numpy(first[:, None] + depths).to(device)
+        inputs = self._inputs(torch.from_numpy(tokens).to(device), positions)
+        with ExitStack() as stack:
+            if num_rows > 1 or batch > 1 or self._live_prompt is not None:
+                stack.enter_context(tree_attention(self._visibility(by_slot, depths)))
+            logits: Tensor = self._model(**inputs, return_dict=True).logits
+        return [logits[slot, : len(tree.tokens)] for slot, tree in zip(slots, trees, strict=True)]
+
+    def keep(self, slot: int, path: Sequence[int]) -> None:
+        """Keep the K/V of these nodes of the last pass, in this order, and drop the others."""
+        self._cache.keep(slot, path)
+
+    def _inputs(self, tokens: Tensor, positions: Tensor) -> dict[str, Any]:
+        """Let the model prepare its own inputs for the rows of a pass."""
+        kwargs = dict(self._kwargs)
+        kwargs.update(attention_mask=None, position_ids=positions)
+        kwargs[self._cache_name] = self._cache
+        for name, value in kwargs.items():
+            if name.endswith("token_type_ids") and value is not None:
+                # Plain decoding gives every new token the type of the last one.
+                kwargs[name] = value[..., -1:].expand(*value.shape[:-1], tokens.shape[1])
+        if "logits_to_keep" in kwargs:
+            kwargs["logits_to_keep"] = 0
+        inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(
+            tokens, is_first_iteration=False, **kwargs
+        )
+        inputs["position_ids"] = positions
+        return inputs
+
+    def _visibility(
+        self, trees: Sequence[DraftTree | None], depths: np.ndarray[Any, Any]
+    ) -> Visibility:
+        """Work out which slots each row of a pass may see."""
+        batch, num_rows = depths.shape
+        lengths = self._cache.lengths
+        past = max(lengths)
+        may_see = np.zeros((batch, num_rows, past + num_rows), dtype=np.bool_)
+        key_slots = np.tile(np.arange(past + num_rows), (batch, 1))
+        row_slots = np.zeros((batch, num_rows), dtype=np.int64)
+        for slot, (tree, length) in enumerate(zip(trees, lengths, strict=True)):
+            corner = slice(length, length + num_rows)
+            row_slots[slot] = key_slots[slot, corner] = length + depths[slot]
+            # Rows without a node see themselves alone: a row that sees nothing gives NaN.
+            may_see[slot, :, corner] = np.eye(num_rows, dtype=np.bool_)
+            if tree is not None:
+                nodes = len(tree.tokens)
+                may_see[slot, :nodes, :length] = True
+                may_see[slot, :nodes, length : length + nodes] = tree.ancestors()
+        device = self._input_ids.device
+        seen = torch.from_numpy(may_see).to(device)
+        if self._live_prompt is not None:
+            known = min(self._live_prompt.shape[1], past)
+            seen[:, :, :known] &= self._live_prompt[:, None, :known].to(device)
+        return Visibility(
+            seen, torch.from_numpy(row_slots).to(device), torch.from_numpy(key_slots).to(device)
+        )
+
+
+class _Seen:
+    """Last hidden states of one forward, and what the output layer was given of them."""
+
+    def __init__(self) -> None:
+        self.hidden: Tensor | None = None
+        self.output_input: Tensor | None = None
+
+    def matching_hidden(self) -> Tensor | None:
+        """Return the hidden states, [batch, tokens, width], if they are what the layer takes."""
+        hidden, taken = self.hidden, self.output_input
+        if hidden is None or taken is None or hidden.ndim != 3 or taken.ndim != 3:
+            return None
+        if hidden.shape[-1] != taken.shape[-1] or not torch.equal(hidden[:, -1], taken[:, -1]):
+            return None
+        return hidden
+
+
+@contextmanager
+def _last_hidden_state(model: Any) -> Iterator[_Seen]:
+    """Look at the last hidden states of the forwards that this thread runs in the block."""
+    seen = _Seen()
+    head, base = model.get_output_embeddings(), getattr(model, "base_model", None)
+    if not isinstance(head, nn.Module) or base is None or base is model:
+        yield seen
+        return
+    thread = threading.get_ident()
+
+    def see_hidden(_module: nn.Module, _args: Any, output: Any) -> None:
+        if threading.get_ident() == thread:
+            hidden = output[0]
+            seen.hidden = hidden if isinstance(hidden, Tensor) else None
+
+    def see_output_input(_module: nn.Module, args: tuple[Any, ...]) -> None:
+        if threading.get_ident() == thread and args:
+            seen.output_input = args[0]
+
+    hooks = [
+        base.register_forward_hook(see_hidden),
+        head.register_forward_pre_hook(see_output_input),
+    ]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,57 @@
+"""What a pass showed, as handed to whoever learns from it. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lookahead.tree import DraftTree
+
+__all__ = ["Outcome", "PromptRows"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a step, for a drafter to learn from.
+
+    Parameters
+    ----------
+    tree : DraftTree
+        The verified tree: the guesses of all drafters, merged.
+    path : list of int
+        Accepted nodes in order, root first.
+    chosen : list of int
+        The target's token after each node of the path.
+    context : list of int
+        Committed tokens after the step. Not to be changed.
+    logits : Tensor, float, [nodes + 1, vocab]
+        The target's logits after each node, rejected ones included.
+    """
+
+    tree: DraftTree
+    path: list[int]
+    chosen: list[int]
+    context: list[int]
+    logits: Tensor
+
+    @property
+    def before(self) -> list[int]:
+        """Committed tokens before the step."""
+        return self.context[: len(self.context) - len(self.chosen)]
+
+
+@dataclass(frozen=True)
+class PromptRows:
+    """Logits after positions of the prompt.
+
+    Parameters
+    ----------
+    previous, tokens : list of int, [rows]
+        The token at each position, and the one before it (-1 at the start).
+    logits : Tensor, float, [rows, vocab]
+    """
+
+    previous: list[int]
+    tokens: list[int]
+    logits: Tensor

@@ -1,0 +1,162 @@
+"""The state of one row of a call: its committed tokens, and what chooses the next one.
+
+Nothing of it lives on the model, in a module or in a global, so two threads may decode with one
+model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lookahead.outcome import Outcome, PromptRows
+from lookahead.tree import DraftTree
+
+__all__ = ["Chooser", "Sequence", "TokenBuffer", "TreeDrafter"]
+
+
+class TreeDrafter(Protocol):
+    """Drafts the one tree of a sequence; see :class:`~lookahead.drafters.MergedDrafter`."""
+
+    def begin(self, context: list[int]) -> None:
+        """Take in the committed tokens of a new sequence."""
+
+    def recycle(self, rows: Iterable[PromptRows]) -> None:
+        """Take in the target's candidates after positions of the prompt."""
+
+    def draft(
+        self,
+        context: list[int],
+        max_nodes: int,
+        max_depth: int,
+        costs: NDArray[np.float32] | None,
+    ) -> DraftTree:
+        """Guess what comes after ``context``."""
+
+    def learn(self, outcome: Outcome) -> None:
+        """See what became of the tree that was drafted last."""
+
+
+class Chooser(Protocol):
+    """Chooses the target's own token at a node, as plain decoding would."""
+
+    def begin(self, logits: Tensor) -> None:
+        """Take the logits of all nodes of one pass, float, [nodes + 1, vocab]."""
+
+    def choose(self, node: int, ids: Tensor) -> int:
+        """Return the token after ``node``; ``ids``, int64, [1, tokens], is what came before it."""
+
+
+class TokenBuffer:
+    """Token ids that only ever grow, kept in one tensor.
+
+    Processors and stopping criteria are handed views of it. A view stays true for ever, because
+    nothing behind its end is part of it and nothing before its end changes.
+
+    Parameters
+    ----------
+    ids : Tensor, int64, [1, tokens]
+        What is there at the start; copied.
+    """
+
+    def __init__(self, ids: Tensor) -> None:
+        self._length = ids.shape[1]
+        self._buffer = torch.empty(
+            (1, max(64, 2 * self._length)), dtype=ids.dtype, device=ids.device
+        )
+        self._buffer[:, : self._length] = ids
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def ids(self) -> Tensor:
+        """All ids as a view, int64, [1, tokens]."""
+        return self._buffer[:, : self._length]
+
+    def append(self, token: int) -> None:
+        """Add one id; amortised O(1)."""
+        if self._length == self._buffer.shape[1]:
+            grown = torch.empty(
+                (1, 2 * self._length), dtype=self._buffer.dtype, device=self._buffer.device
+            )
+            grown[:, : self._length] = self._buffer
+            self._buffer = grown
+        self._buffer[0, self._length] = token
+        self._length += 1
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One row of a call.
+
+    Holds between steps: the cache has K/V for all of the context but its last token, which is the
+    root of the next tree.
+
+    Parameters
+    ----------
+    slot : int
+        Row of the batch and of the cache.
+    context : list of int
+        Committed tokens, prompt included, padding left out: what drafters look at.
+    seen : TokenBuffer
+        The same as the library would show it to processors and stopping criteria: padding
+        included, and without the prompt where the prompt came as embeddings.
+    drafter : TreeDrafter
+    chooser : Chooser
+    should_stop : callable
+        ``should_stop(ids, scores) -> bool``, asked after every token.
+    max_length : int or None
+        Length of ``seen`` at which the run surely ends; nothing is guessed beyond it.
+    emit : callable or None
+        Is handed every token, after the stopping rules have seen it.
+    scores, logits : list of Tensor, float32, [1, vocab], or None
+        Filled by the chooser where the caller wants them.
+    """
+
+    slot: int
+    context: list[int]
+    seen: TokenBuffer
+    drafter: TreeDrafter
+    chooser: Chooser
+    should_stop: Callable[[Tensor, tuple[Tensor, ...] | None], bool]
+    max_length: int | None = None
+    emit: Callable[[int], None] | None = None
+    scores: list[Tensor] | None = None
+    logits: list[Tensor] | None = None
+    prompt_length: int = field(init=False)
+    finished: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.prompt_length = len(self.context)
+
+    @property
+    def max_depth(self) -> int | None:
+        """Longest guess that can still be emitted whole, a bonus token behind it; or None."""
+        if self.max_length is None:
+            return None
+        return max(0, self.max_length - len(self.seen) - 1)
+
+    @property
+    def num_new(self) -> int:
+        """Tokens emitted so far."""
+        return len(self.context) - self.prompt_length
+
+    def commit(self, token: int) -> None:
+        """Append one token of the target, ask the stopping rules, and emit it: in this order."""
+        self.context.append(token)
+        self.seen.append(token)
+        scores = tuple(self.scores) if self.scores is not None else None
+        self.finished = self.should_stop(self.seen.ids, scores)
+        if self.emit is not None:
+            self.emit(token)
+
+    def only_root(self) -> DraftTree:
+        """Return the empty tree under the last committed token."""
+        return DraftTree.only_root(self.context[-1] if self.context else 0)

@@ -1,0 +1,436 @@
+"""Ways to switch it on: in place, in a block, around a function, or for one call.
+
+A model is changed by attributes on that one object, and put back. The wrapper calls the library's
+own ``generate`` with our loop; whatever the loop cannot do runs through the original, untouched.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ParamSpec, TypeVar, overload
+
+import torch
+
+import ngram_pool
+from lookahead.config import Config
+from lookahead.errors import ConfigError, LookaheadWarning, UnsupportedError
+from lookahead.hf.compat import check_version
+from lookahead.hf.generate import (
+    Extras,
+    Prepared,
+    decode,
+    library_loop,
+    prepare,
+    with_stop_strings,
+)
+from lookahead.session import Session
+from lookahead.stats import DecodeStats
+
+__all__ = [
+    "AcceleratedGenerate",
+    "Handle",
+    "accelerate",
+    "accelerated",
+    "forget",
+    "generate",
+    "last_stats",
+    "restore",
+]
+
+SESSION = "_lookahead_session"
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: Arguments with which a caller asks for another way of decoding.
+OTHER_WAYS = ("custom_generate", "assistant_model", "synced_gpus")
+
+
+class _RunPlain(Exception):
+    """Carries a reason out of the library's ``generate``, past nothing that catches it."""
+
+
+class AcceleratedGenerate:
+    """Stands in for the ``generate`` of one model object.
+
+    Copies and pickles with its model. ``__wrapped__`` is the original.
+    """
+
+    def __init__(self, model: Any, config: Config) -> None:
+        self._model = model
+        self.config = config
+        # A function that somebody set on the object is kept and put back; else the class's is used.
+        self.replaced: Callable[..., Any] | None = vars(model).get("generate")
+        functools.update_wrapper(self, type(model).generate)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self._model, self.config, self.replaced)
+
+    @property
+    def original(self) -> Callable[..., Any]:
+        """The library's ``generate``, or what stood in its place, bound to the model."""
+        if self.replaced is not None:
+            return self.replaced
+        bound: Callable[..., Any] = type(self._model).generate.__get__(self._model)
+        return bound
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate as the model's own ``generate`` does; same arguments, same result."""
+        session = _session(self._model)
+        try:
+            return self._accelerated(session, args, kwargs)
+        except _RunPlain as plain:
+            reason = str(plain)
+        _refuse_or_warn(session, reason, self.config.strict)
+        return _timed_plain(session, reason, self.original, args, kwargs)
+
+    def _accelerated(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        bound = inspect.signature(type(self._model).generate).bind(self._model, *args, **kwargs)
+        call = dict(bound.arguments)
+        call.pop("self", None)
+        call.update(call.pop("kwargs", {}))
+        for name in OTHER_WAYS:
+            if call.get(name) not in (None, False):
+                raise _RunPlain(f"{name} asks for another way of decoding")
+        if call.get("cache_implementation") == "paged":
+            raise _RunPlain("a paged cache asks for continuous batching")
+        self._resolve_stop_strings(call)
+        if _setting(self._model, call, "token_healing"):
+            raise _RunPlain("token_healing rewrites the prompt")
+        extras = Extras(streamer=call.pop("streamer", None))
+        call.pop("tokenizer", None)
+
+        def loop(
+            model: Any,
+            input_ids: Any,
+            logits_processor: Any,
+            stopping_criteria: Any,
+            generation_config: Any,
+            **model_kwargs: Any,
+        ) -> Any:
+            prepared = Prepared(
+                model,
+                input_ids,
+                logits_processor,
+                stopping_criteria,
+                generation_config,
+                model_kwargs,
+            )
+            return _decode(prepared, self.config, session, extras, _RunPlain)
+
+        return self.original(**call, custom_generate=loop)
+
+    def _resolve_stop_strings(self, call: dict[str, Any]) -> None:
+        """Turn stop strings into a criterion here: the library would look for the tokenizer."""
+        strings = _setting(self._model, call, "stop_strings")
+        if strings is None:
+            return
+        tokenizer = call.get("tokenizer")
+        if tokenizer is None:
+            raise _RunPlain("stop_strings came without a tokenizer")
+        given = call.get("stopping_criteria")
+        call["stopping_criteria"] = with_stop_strings(given, strings, tokenizer)
+        call.pop("stop_strings", None)
+        if call.get("generation_config") is not None:
+            call["generation_config"] = copy.deepcopy(call["generation_config"])
+            call["generation_config"].stop_strings = None
+        if self._model.generation_config.stop_strings is not None:
+            call["stop_strings"] = None
+
+
+def _rebuild(model: Any, config: Config, replaced: Any) -> AcceleratedGenerate:
+    wrapper = AcceleratedGenerate(model, config)
+    wrapper.replaced = replaced
+    return wrapper
+
+
+class Handle:
+    """What :func:`accelerate` returns: the model's settings, and a block to use it in.
+
+    As a context manager it puts back what was before the call that made it.
+    """
+
+    def __init__(self, model: Any, before: AcceleratedGenerate | None) -> None:
+        self.model = model
+        self._before = before
+
+    def __enter__(self) -> Any:
+        """Return the accelerated model."""
+        return self.model
+
+    def __exit__(self, *_: object) -> None:
+        """Put back what was before, whatever happened in the block."""
+        if self._before is None:
+            restore(self.model)
+        else:
+            self.model.generate = self._before
+
+
+def accelerate(model: Any, **settings: Any) -> Handle:
+    """Make every later ``model.generate(...)`` faster, with the same output.
+
+    Parameters
+    ----------
+    model : PreTrainedModel or PeftModel
+        Any causal language model of transformers. Gets two attributes and nothing else; what
+        cannot be accelerated runs plain, with one warning that names the reason.
+    **settings
+        Fields of :class:`~lookahead.Config`. Applying again changes the settings.
+
+    Returns
+    -------
+    Handle
+        Usable as a context manager, which restores at its end.
+
+    Raises
+    ------
+    ConfigError
+        If a setting has a value that cannot be used, or the object is no generating model.
+    UnsupportedError
+        With ``strict=True``, later, in place of a plain run.
+    VersionError
+        If the installed transformers is outside the tested range.
+
+    Examples
+    --------
+    >>> lookahead.accelerate(model)                      # doctest: +SKIP
+    >>> with lookahead.accelerate(model): ...            # doctest: +SKIP
+    """
+    config = _config(settings)
+    check_version()
+    _check_model(model)
+    ngram_pool.warm_up()
+    current = vars(model).get("generate")
+    before = current if isinstance(current, AcceleratedGenerate) else None
+    wrapper = AcceleratedGenerate(model, config)
+    if before is not None:
+        wrapper.replaced = before.replaced
+    _session(model)
+    model.generate = wrapper
+    return Handle(model, before)
+
+
+def restore(model: Any) -> None:
+    """Give a model its own ``generate`` back, and forget what was learnt; harmless if plain."""
+    current = vars(model).get("generate")
+    if isinstance(current, AcceleratedGenerate):
+        if current.replaced is None:
+            del model.generate
+        else:
+            model.generate = current.replaced
+    vars(model).pop(SESSION, None)
+
+
+@overload
+def accelerated(function: Callable[P, R], /) -> Callable[P, R]: ...
+@overload
+def accelerated(**settings: Any) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def accelerated(function: Any = None, /, **settings: Any) -> Any:
+    """Accelerate, during a function's calls, every model that it is given as an argument.
+
+    Parameters
+    ----------
+    function : callable
+        Calls ``generate`` on a model among its arguments, ``self.model`` of its first argument
+        included.
+    **settings
+        Fields of :class:`~lookahead.Config`, as ``@accelerated(nodes=8)``.
+
+    Examples
+    --------
+    >>> @lookahead.accelerated                           # doctest: +SKIP
+    ... def answer(model, ids):
+    ...     return model.generate(ids, max_new_tokens=200)
+    """
+    config = _config(settings)  # a bad setting is reported where it is written
+    if function is None:
+        return functools.partial(_decorate, config=config)
+    return _decorate(function, config)
+
+
+def _decorate(function: Callable[P, R], config: Config) -> Callable[P, R]:
+    fields = {name: getattr(config, name) for name in config.__dataclass_fields__}
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        values = [*args, *kwargs.values()]
+        values += [vars(v)["model"] for v in args[:1] if "model" in getattr(v, "__dict__", {})]
+        models = [value for value in values if _is_model(value)]
+        if not models:
+            raise ConfigError(
+                f"{getattr(function, '__name__', function)!r} was given no model: the decorator "
+                "accelerates a model among the function's arguments. Pass the model in, or call "
+                "lookahead.accelerate(model) once."
+            )
+        handles: list[Handle] = []
+        try:
+            for model in models:
+                handles.append(_enter(model, fields))
+            return function(*args, **kwargs)
+        finally:
+            for handle in reversed(handles):
+                handle.__exit__(None, None, None)
+
+    return wrapper
+
+
+def _enter(model: Any, fields: dict[str, Any]) -> Handle:
+    session = vars(model).get(SESSION)
+    handle = accelerate(model, **fields)
+    if session is None:
+        # Between calls of the function the model is plain, but what it learnt is worth keeping.
+        handle = _Keeping(model, handle._before)
+    return handle
+
+
+class _Keeping(Handle):
+    """Restores ``generate`` and keeps the session for the next call."""
+
+    def __exit__(self, *_: object) -> None:
+        """Put back what was before; keep what was learnt."""
+        session = _session(self.model)
+        super().__exit__()
+        setattr(self.model, SESSION, session)
+
+
+def generate(
+    model: Any,
+    input_ids: Any,
+    logits_processor: Any = None,
+    stopping_criteria: Any = None,
+    generation_config: Any = None,
+    **model_kwargs: Any,
+) -> Any:
+    """Decode one call: ``model.generate(ids, custom_generate=lookahead.generate)``.
+
+    Called by the library with everything prepared. On this way the library drops ``streamer``,
+    ``tokenizer`` (so ``stop_strings`` raises) and ``assistant_model``; use :func:`accelerate`
+    where they are needed.
+
+    Returns
+    -------
+    Tensor or GenerateDecoderOnlyOutput
+        As ``generate`` without ``custom_generate``.
+    """
+    check_version()
+    ngram_pool.warm_up()
+    session = _session(model)
+    call = Prepared(
+        model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs
+    )
+    try:
+        return _decode(call, Config(), session, Extras(), _RunPlain)
+    except _RunPlain as plain:
+        reason = str(plain)
+    _refuse_or_warn(session, reason, strict=False)
+    loop = library_loop(call)
+    kwargs = {
+        "logits_processor": logits_processor,
+        "stopping_criteria": stopping_criteria,
+        "generation_config": generation_config,
+        **model_kwargs,
+    }
+    return _timed_plain(session, reason, loop, (input_ids,), kwargs)
+
+
+def last_stats(model: Any) -> DecodeStats | None:
+    """Return the statistics of the last ``generate`` on this model, or None before the first."""
+    session = vars(model).get(SESSION)
+    return None if session is None else session.last
+
+
+def forget(model: Any) -> None:
+    """Drop what the model's earlier calls taught: calibration and cost curve."""
+    session = vars(model).get(SESSION)
+    if session is not None:
+        session.forget()
+
+
+def _decode(
+    call: Prepared, config: Config, session: Session, extras: Extras, refuse: type[Exception]
+) -> Any:
+    try:
+        cache = prepare(call, session)
+    except UnsupportedError as error:
+        raise refuse(str(error)) from None
+    stats = DecodeStats()
+    session.last = stats
+    return decode(call, cache, config, session, stats, extras)
+
+
+def _timed_plain(
+    session: Session,
+    reason: str,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    stats = DecodeStats(accelerated=False, plain_reason=reason)
+    session.last = stats
+    start = time.perf_counter()
+    result = function(*args, **kwargs)
+    stats.seconds = time.perf_counter() - start
+    ids = result if isinstance(result, torch.Tensor) else getattr(result, "sequences", None)
+    given = args[0] if args else kwargs.get("inputs", kwargs.get("input_ids"))
+    if isinstance(ids, torch.Tensor) and ids.ndim == 2:
+        stats.rows = int(ids.shape[0])
+        prompt = given.shape[-1] if isinstance(given, torch.Tensor) and given.ndim == 2 else 0
+        stats.prompt_tokens = stats.rows * prompt
+        stats.new_tokens = stats.rows * (int(ids.shape[1]) - prompt)
+        stats.passes = max(0, int(ids.shape[1]) - prompt - 1)
+    return result
+
+
+def _refuse_or_warn(session: Session, reason: str, strict: bool) -> None:
+    if strict:
+        raise UnsupportedError(
+            f"this call cannot be accelerated, because {reason}. Leave strict=True out to let it "
+            "run plain."
+        )
+    if reason not in session.warned:
+        session.warned.add(reason)
+        warnings.warn(
+            f"generate runs plain, because {reason}.", LookaheadWarning, stacklevel=3
+        )
+
+
+def _setting(model: Any, call: dict[str, Any], name: str) -> Any:
+    """Return a generation option as the library will resolve it."""
+    if name in call:
+        return call[name]
+    value = getattr(call.get("generation_config"), name, None)
+    return getattr(model.generation_config, name, None) if value is None else value
+
+
+def _session(model: Any) -> Session:
+    session = vars(model).get(SESSION)
+    if session is None:
+        session = Session()
+        setattr(model, SESSION, session)
+    found: Session = session
+    return found
+
+
+def _config(settings: dict[str, Any]) -> Config:
+    known = Config.__dataclass_fields__
+    for name in settings:
+        if name not in known:
+            raise ConfigError(f"there is no setting {name!r}; the settings are {', '.join(known)}.")
+    return replace(Config(), **settings)
+
+
+def _is_model(value: object) -> bool:
+    return isinstance(value, torch.nn.Module) and callable(getattr(value, "generate", None))
+
+
+def _check_model(model: object) -> None:
+    if not _is_model(model):
+        raise ConfigError(
+            f"accelerate needs a model of transformers that has generate; it was given "
+            f"{type(model).__name__}."
+        )

@@ -1,0 +1,217 @@
+"""How often tokens with given features were accepted: all that pools learn about themselves.
+
+Counts are kept per feature of each source (marginal) and per combination of features (joint). A
+token that only one source offers is judged by the marginal count, one that several offer by the
+joint count, whose prior is made of the marginal rates.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ngram_pool.features import (
+    FIRST_NGRAM,
+    FIRST_OFFER,
+    FIRST_RECYCLED,
+    JOINT_STRENGTH,
+    MARGINAL_STRENGTH,
+    NUM_JOINT,
+    NUM_MARGINAL,
+    NUM_NGRAM,
+    NUM_OFFER,
+    NUM_RECYCLED,
+    clip,
+    joint_rate,
+    rate,
+)
+from ngram_pool.layout import Float32Array
+from ngram_pool.priors import default_priors
+from ngram_pool.proposal import Proposal
+
+__all__ = ["Calibration"]
+
+# Counts of a cell are halved beyond this many offers: float32 stays exact and old habits fade.
+MOST_OFFERED: Final = 2.0**20
+
+ACCEPTED: Final = 0
+OFFERED: Final = 1
+
+
+class Calibration:
+    """Counts of accepted and offered tokens, shared by every pool of one model.
+
+    Pools read it in ``propose`` and write it in ``learn``. Several threads may share one: an update
+    may then be lost, which costs nothing but a count.
+
+    Parameters
+    ----------
+    priors : array, float32, [marginal features], optional
+        Acceptance rate believed before anything was counted; see ``priors.default_priors``.
+
+    Attributes
+    ----------
+    marginal : array, float32, [marginal features, 2]
+        Accepted and offered, n-gram features first, then recycled, then offers.
+    joint : array, float32, [81 * 65 * 33, 2]
+        Accepted and offered per combination, flat.
+
+    Raises
+    ------
+    ValueError
+        If ``priors`` has another shape.
+    """
+
+    def __init__(self, priors: Float32Array | None = None) -> None:
+        self.priors = default_priors() if priors is None else np.array(priors, np.float32)
+        if self.priors.shape != (NUM_MARGINAL,):
+            raise ValueError(f"Expected {NUM_MARGINAL} priors, received {self.priors.shape}.")
+        self.marginal: Float32Array = np.zeros((NUM_MARGINAL, 2), np.float32)
+        self.joint: Float32Array = np.zeros((NUM_JOINT, 2), np.float32)
+
+    def probability(self, ngram: int, recycled: int, offer: int) -> float:
+        """Estimate how likely a token with these features is accepted, given its parent is.
+
+        Parameters
+        ----------
+        ngram, recycled, offer : int
+            Features of features.py; 0 where a source does not offer the token.
+
+        Returns
+        -------
+        float
+            From 0.0001 to 0.999.
+        """
+        places = (FIRST_NGRAM + ngram, FIRST_RECYCLED + recycled, FIRST_OFFER + offer)
+        given = (ngram, recycled, offer)
+        rates = [self._rate(i) if f else 0.0 for i, f in zip(places, given, strict=True)]
+        if (ngram > 0) + (recycled > 0) + (offer > 0) < 2:
+            return clip(max(rates))
+        accepted, offered = self.joint[bucket(ngram, recycled, offer)]
+        return clip(rate(float(accepted), float(offered), joint_rate(*rates), JOINT_STRENGTH))
+
+    def learn(self, proposal: Proposal, path: Sequence[int], chosen: Sequence[int]) -> None:
+        """Count what became of the children of the accepted path.
+
+        Parameters
+        ----------
+        proposal : Proposal
+            The tree that was verified.
+        path : sequence of int
+            Accepted nodes in order, the root (0) first.
+        chosen : sequence of int
+            The target's token after each node of the path.
+
+        Raises
+        ------
+        ValueError
+            If the path does not start at the root, leaves the tree, or has another length than
+            ``chosen``.
+        """
+        _check_path(proposal, path, chosen)
+        after = dict(zip(path, chosen, strict=True))
+        parents = proposal.parents.tolist()
+        for node in range(1, len(parents)):
+            token = after.get(parents[node])
+            if token is not None:
+                accepted = bool(proposal.tokens[node] == token)
+                self._count(int(proposal.buckets[node]), accepted)
+
+    def snapshot(self) -> dict[str, NDArray[Any]]:
+        """Copy everything into plain arrays; of the joint counts only the cells in use.
+
+        Returns
+        -------
+        dict of arrays
+            ``priors``, ``marginal``, ``joint_cells`` (int32) and ``joint`` (float32, [cells, 2]).
+        """
+        cells = np.flatnonzero(self.joint[:, OFFERED]).astype(np.int32)
+        return {
+            "priors": self.priors.copy(),
+            "marginal": self.marginal.copy(),
+            "joint_cells": cells,
+            "joint": self.joint[cells],
+        }
+
+    def restore(self, snapshot: Mapping[str, NDArray[Any]]) -> None:
+        """Take over what ``snapshot`` returned; pools that share this object see it at once.
+
+        Raises
+        ------
+        ValueError
+            If the arrays are not those of a snapshot. Nothing is changed then.
+        """
+        _check_snapshot(snapshot)
+        self.priors[:] = snapshot["priors"]
+        self.marginal[:] = snapshot["marginal"]
+        self.joint[:] = 0.0
+        self.joint[snapshot["joint_cells"]] = snapshot["joint"]
+
+    def copy(self) -> Self:
+        """Return an independent copy."""
+        twin = type(self)(self.priors)
+        twin.marginal[:] = self.marginal
+        twin.joint[:] = self.joint
+        return twin
+
+    def _rate(self, place: int) -> float:
+        accepted, offered = self.marginal[place]
+        return rate(float(accepted), float(offered), float(self.priors[place]), MARGINAL_STRENGTH)
+
+    def _count(self, joint_bucket: int, accepted: bool) -> None:
+        features = split_bucket(joint_bucket)
+        firsts = (FIRST_NGRAM, FIRST_RECYCLED, FIRST_OFFER)
+        cells = [self.marginal[i + f] for i, f in zip(firsts, features, strict=True) if f]
+        if len(cells) > 1:
+            cells.append(self.joint[joint_bucket])
+        for cell in cells:
+            cell[ACCEPTED] += accepted
+            cell[OFFERED] += 1.0
+            if cell[OFFERED] > MOST_OFFERED:
+                cell[:] *= 0.5
+
+
+def bucket(ngram: int, recycled: int, offer: int) -> int:
+    """Flat joint bucket of three features."""
+    return (ngram * NUM_RECYCLED + recycled) * NUM_OFFER + offer
+
+
+def split_bucket(joint_bucket: int) -> tuple[int, int, int]:
+    """Undo ``bucket``."""
+    rest, offer = divmod(joint_bucket, NUM_OFFER)
+    ngram, recycled = divmod(rest, NUM_RECYCLED)
+    return ngram, recycled, offer
+
+
+def _check_path(proposal: Proposal, path: Sequence[int], chosen: Sequence[int]) -> None:
+    if len(path) != len(chosen) or not len(path) or path[0] != 0:
+        raise ValueError(
+            "Expected a path that starts with the root, 0, and one chosen token for each of its "
+            f"nodes; received a path of {list(path)} and {len(chosen)} tokens."
+        )
+    for parent, node in pairwise(path):
+        if not 0 < node < len(proposal.tokens) or proposal.parents[node] != parent:
+            raise ValueError(f"Expected a child of node {parent} in the path, received {node}.")
+
+
+def _check_snapshot(snapshot: Mapping[str, NDArray[Any]]) -> None:
+    missing = {"priors", "marginal", "joint_cells", "joint"} - set(snapshot)
+    if missing:
+        raise ValueError(f"Expected a snapshot of a Calibration, received none of {missing}.")
+    cells, joint = snapshot["joint_cells"], snapshot["joint"]
+    shapes_fit = (
+        snapshot["priors"].shape == (NUM_MARGINAL,)
+        and snapshot["marginal"].shape == (NUM_MARGINAL, 2)
+        and cells.ndim == 1
+        and cells.dtype.kind == "i"
+        and joint.shape == (len(cells), 2)
+    )
+    cells_fit = shapes_fit and (not cells.size or (cells.min() >= 0 and cells.max() < NUM_JOINT))
+    numbers = (snapshot["priors"], snapshot["marginal"], joint)
+    if not cells_fit or not all(np.isfinite(n).all() and (n >= 0).all() for n in numbers):
+        raise ValueError("Expected the arrays of Calibration.snapshot(), received other ones.")
+
+
+assert NUM_NGRAM * NUM_RECYCLED * NUM_OFFER == NUM_JOINT

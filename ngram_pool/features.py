@@ -1,0 +1,121 @@
+"""Features of a candidate as small integers, and how counts become a probability.
+
+Every function here takes and returns plain numbers, so that the same source runs in Python
+(``DictPool``) and compiled (``NgramPool``): the two cannot drift apart. Feature 0 always means
+"this source does not offer the token".
+"""
+
+from typing import Final
+
+__all__ = [
+    "NUM_NGRAM",
+    "NUM_OFFER",
+    "NUM_RECYCLED",
+    "joint_rate",
+    "ngram_feature",
+    "offer_feature",
+    "rate",
+    "recycled_feature",
+]
+
+NUM_LENGTHS: Final = 8
+NUM_SHARES: Final = 5
+NUM_RANKS: Final = 4
+NUM_PROBABILITIES: Final = 8
+NUM_NGRAM: Final = 1 + NUM_LENGTHS * NUM_SHARES * 2  # 81
+NUM_RECYCLED: Final = 1 + 2 * NUM_RANKS * NUM_PROBABILITIES  # 65
+NUM_OFFER: Final = 1 + 4 * NUM_PROBABILITIES  # 33
+
+# Where the features of each source start in the marginal table.
+FIRST_NGRAM: Final = 0
+FIRST_RECYCLED: Final = NUM_NGRAM
+FIRST_OFFER: Final = NUM_NGRAM + NUM_RECYCLED
+NUM_MARGINAL: Final = NUM_NGRAM + NUM_RECYCLED + NUM_OFFER
+NUM_JOINT: Final = NUM_NGRAM * NUM_RECYCLED * NUM_OFFER
+
+# How many offers the prior is worth, alone and together; how much of the noisy-or gain is believed
+# at first.
+MARGINAL_STRENGTH: Final = 6.0
+JOINT_STRENGTH: Final = 8.0
+AGREEMENT: Final = 0.3
+LOWEST: Final = 1e-4
+HIGHEST: Final = 0.999
+
+
+def length_bucket(length: int) -> int:
+    """Bucket of a match length in tokens: 1, 2, 3, 4, 5-6, 7-9, 10-15, 16 and more."""
+    if length <= 4:
+        return max(length, 1) - 1
+    if length <= 6:
+        return 4
+    if length <= 9:
+        return 5
+    return 6 if length <= 15 else 7
+
+
+def share_bucket(count: int, total: int) -> int:
+    """Bucket of count / total: seen once; below 0.34, 0.67, 1; always (at least twice)."""
+    if total <= 1:
+        return 0
+    if count >= total:
+        return 4
+    share = count / total
+    if share < 0.34:
+        return 1
+    return 2 if share < 0.67 else 3
+
+
+def probability_bucket(probability: float) -> int:
+    """Bucket of a source's own probability; edges 0.02, 0.05, 0.1, 0.2, 0.35, 0.55, 0.8."""
+    if probability < 0.1:
+        if probability < 0.02:
+            return 0
+        return 1 if probability < 0.05 else 2
+    if probability < 0.35:
+        return 3 if probability < 0.2 else 4
+    if probability < 0.55:
+        return 5
+    return 6 if probability < 0.8 else 7
+
+
+def rank_bucket(rank: int) -> int:
+    """Bucket of a rank that starts at 0: 0, 1, 2-3, 4 and more."""
+    if rank < 2:
+        return rank
+    return 2 if rank < 4 else 3
+
+
+def ngram_feature(length: int, count: int, total: int, is_recent: int) -> int:
+    """Feature of a token seen `count` of `total` times behind a match of that length, 1 to 80."""
+    return 1 + (length_bucket(length) * 5 + share_bucket(count, total)) * 2 + is_recent
+
+
+def recycled_feature(is_single: int, rank: int, probability: float) -> int:
+    """Feature of a token of a recycled row (pair or single key), 1 to 64."""
+    return 1 + (is_single * 4 + rank_bucket(rank)) * 8 + probability_bucket(probability)
+
+
+def offer_feature(source: int, probability: float) -> int:
+    """Feature of a token that another drafter offers, 1 to 32."""
+    return 1 + source * 8 + probability_bucket(probability)
+
+
+def rate(accepted: float, offered: float, prior: float, strength: float) -> float:
+    """Smoothed acceptance rate: the prior counts as `strength` offers."""
+    return (accepted + strength * prior) / (offered + strength)
+
+
+def clip(probability: float) -> float:
+    """Keep a probability away from 0 and 1, whatever the counts say."""
+    return min(max(probability, LOWEST), HIGHEST)
+
+
+def joint_rate(first: float, second: float, third: float) -> float:
+    """Prior of a token offered by several sources, from their own rates (0 = not offered).
+
+    Sources that agree are worth more than the best of them and less than independent ones: the
+    best rate plus a part of what noisy-or would add.
+    """
+    best = max(first, second, third)
+    noisy_or = 1.0 - (1.0 - first) * (1.0 - second) * (1.0 - third)
+    return best + AGREEMENT * (noisy_or - best)

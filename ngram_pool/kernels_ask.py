@@ -1,0 +1,193 @@
+"""What the sources say may come behind a node of a growing tree.
+
+Every `_ask...` function appends candidates to the work space, or adds its feature to a candidate
+that names the same token.
+"""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ngram_pool.features import ngram_feature, offer_feature, recycled_feature
+from ngram_pool.kernels_common import _find, helper
+from ngram_pool.layout import (
+    LENGTH,
+    LINK,
+    MAX_CHAIN,
+    MAX_OFFERS,
+    NGRAM_SOURCE,
+    NONE,
+    OFFER_SOURCE,
+    RECENT,
+    RECYCLED_SOURCE,
+    ROOT,
+    ROW_WIDTH,
+    TOP,
+    TOP_COUNTS,
+    TOP_TOKENS,
+    TOTAL,
+    FlatOffers,
+    Float32Array,
+    Int32Array,
+    Int64Array,
+    RowArrays,
+    TextArrays,
+)
+
+__all__: list[str] = []
+
+# Columns of a candidate, int32: what it is, the features it has, and its node in each offer.
+TOKEN: Final = 0
+PARENT: Final = 1
+NGRAM: Final = 2
+RECYCLED: Final = 3
+OFFER: Final = 4
+SOURCES: Final = 5
+OFFER_NODES: Final = 6  # ... 9
+CANDIDATE_WIDTH: Final = OFFER_NODES + MAX_OFFERS
+MOST_OWN: Final = 2 * TOP + ROW_WIDTH  # candidates of a node that come from no offer
+
+
+class Scores(NamedTuple):
+    """The arrays of a calibration."""
+
+    marginal: Float32Array
+    joint: Float32Array
+    priors: Float32Array
+
+
+class Sources(NamedTuple):
+    """Everything that is asked about a node."""
+
+    text: TextArrays
+    rows: RowArrays
+    offers: FlatOffers
+    scores: Scores
+    use_ngrams: bool
+    use_rows: bool
+
+
+class Growth(NamedTuple):
+    """Work space of one call."""
+
+    cells: Int32Array  # [candidates, CANDIDATE_WIDTH]
+    probs: NDArray[np.float64]  # [candidates], path probability
+    offered: NDArray[np.float64]  # [candidates], best probability in any offer
+    heap: Int64Array  # [candidates]
+    taken: Int64Array  # [nodes], candidate of each node
+    states: Int64Array  # [nodes], state that the path to the node matches
+    lengths: Int64Array  # [nodes], tokens matched
+    depths: Int64Array  # [nodes]
+    first_child: Int64Array  # [offered nodes]
+    next_sibling: Int64Array  # [offered nodes]
+
+
+@helper
+def _candidate(growth: Growth, first: int, end: int, token: int) -> int:
+    """Place of the candidate with that token from `first` on; `end`, made blank, if it is new."""
+    cells = growth.cells
+    for place in range(first, end):
+        if cells[place, TOKEN] == token:
+            return place
+    for column in range(CANDIDATE_WIDTH):
+        cells[end, column] = 0
+    for column in range(OFFER_NODES, CANDIDATE_WIDTH):
+        cells[end, column] = NONE
+    cells[end, TOKEN] = token
+    growth.offered[end] = -1.0
+    return end
+
+
+@helper
+def _ask_state(
+    text: TextArrays, growth: Growth, state: int, length: int, first: int, end: int
+) -> int:
+    """Offer the top tokens of a state that no longer match has offered."""
+    states, cells = text.states, growth.cells
+    total = states[state, TOTAL]
+    for rank in range(TOP):
+        count = states[state, TOP_COUNTS + rank]
+        if count == 0:
+            break
+        token = states[state, TOP_TOKENS + rank]
+        place = _candidate(growth, first, end, token)
+        end = max(end, place + 1)
+        if cells[place, NGRAM] == 0:
+            is_recent = 1 if states[state, RECENT] == token else 0
+            cells[place, NGRAM] = ngram_feature(length, count, total, is_recent)
+            cells[place, SOURCES] |= NGRAM_SOURCE
+    return end
+
+
+@helper
+def _ask_ngrams(text: TextArrays, growth: Growth, node: int, first: int, end: int) -> int:
+    """Ask the longest match with a next token, and the next shorter one that was seen more."""
+    states = text.states
+    state = growth.states[node]
+    for _ in range(MAX_CHAIN):
+        if state == ROOT or states[state, TOTAL] > 0:
+            break
+        state = states[state, LINK]
+    total = states[state, TOTAL]
+    if state == ROOT or total == 0:
+        return end
+    length = min(growth.lengths[node], states[state, LENGTH])
+    end = _ask_state(text, growth, state, length, first, end)
+    for _ in range(MAX_CHAIN):
+        state = states[state, LINK]
+        if state == ROOT:
+            break
+        if states[state, TOTAL] > total:
+            return _ask_state(text, growth, state, states[state, LENGTH], first, end)
+    return end
+
+
+@helper
+def _ask_rows(
+    rows: RowArrays, growth: Growth, previous: int, token: int, first: int, end: int
+) -> int:
+    """Ask the row of the pair; if there is none, that of the token."""
+    number = 0
+    is_single = 0
+    if previous != NONE:
+        number = _find(rows.keys, rows.slots, previous, token)
+    if number == 0:
+        number = _find(rows.keys, rows.slots, NONE, token)
+        is_single = 1
+    if number == 0:
+        return end
+    cells = growth.cells
+    for rank in range(ROW_WIDTH):
+        following = rows.tokens[number, rank]
+        if following == NONE:
+            continue
+        place = _candidate(growth, first, end, following)
+        end = max(end, place + 1)
+        if cells[place, RECYCLED] == 0:
+            cells[place, RECYCLED] = recycled_feature(is_single, rank, rows.probs[number, rank])
+            cells[place, SOURCES] |= RECYCLED_SOURCE
+    return end
+
+
+@helper
+def _ask_offers(offers: FlatOffers, growth: Growth, asked: int, first: int, end: int) -> int:
+    """Ask the offers that hold candidate `asked`; the most confident one gives the feature."""
+    cells = growth.cells
+    for i in range(offers.sources.size):
+        node = cells[asked, OFFER_NODES + i]
+        if node == NONE:
+            continue
+        source = offers.sources[i]
+        child = growth.first_child[node]
+        while child != NONE:
+            place = _candidate(growth, first, end, offers.tokens[child])
+            end = max(end, place + 1)
+            cells[place, OFFER_NODES + i] = child
+            cells[place, SOURCES] |= OFFER_SOURCE << source
+            probability = offers.probabilities[child]
+            if probability > growth.offered[place]:
+                growth.offered[place] = probability
+                cells[place, OFFER] = offer_feature(source, probability)
+            child = growth.next_sibling[child]
+    return end

@@ -1,0 +1,181 @@
+"""Best-first growth of a draft tree.
+
+The heap holds candidates by path probability, the earlier asked first among equals. A node is asked
+for continuations when it is taken; candidates that name the same token become one.
+`reference_grow.py` is the same in plain Python.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ngram_pool.features import (
+    FIRST_NGRAM,
+    FIRST_OFFER,
+    FIRST_RECYCLED,
+    JOINT_STRENGTH,
+    MARGINAL_STRENGTH,
+    NUM_OFFER,
+    NUM_RECYCLED,
+    clip,
+    joint_rate,
+    rate,
+)
+from ngram_pool.kernels_ask import (
+    CANDIDATE_WIDTH,
+    NGRAM,
+    OFFER,
+    PARENT,
+    RECYCLED,
+    TOKEN,
+    Growth,
+    Scores,
+    Sources,
+    _ask_ngrams,
+    _ask_offers,
+    _ask_rows,
+)
+from ngram_pool.kernels_common import helper
+from ngram_pool.kernels_text import _edge, _target
+from ngram_pool.layout import ABSENT, LAST, LENGTH, LINK, MAX_CHAIN, ROOT, Int64Array, TextArrays
+
+__all__: list[str] = []
+
+
+@helper
+def _before(probs: NDArray[np.float64], first: int, second: int) -> bool:
+    if probs[first] == probs[second]:
+        return first < second
+    return bool(probs[first] > probs[second])
+
+
+@helper
+def _push(heap: Int64Array, probs: NDArray[np.float64], size: int, candidate: int) -> None:
+    """Add to a heap of `size` candidates."""
+    place = size
+    while place > 0:
+        above = (place - 1) >> 1
+        if not _before(probs, candidate, heap[above]):
+            break
+        heap[place] = heap[above]
+        place = above
+    heap[place] = candidate
+
+
+@helper
+def _pop(heap: Int64Array, probs: NDArray[np.float64], size: int) -> int:
+    """Take the best of a heap of `size` candidates."""
+    best = heap[0]
+    moved = heap[size - 1]
+    place = 0
+    while True:
+        below = 2 * place + 1
+        if below >= size - 1:
+            break
+        if below + 1 < size - 1 and _before(probs, heap[below + 1], heap[below]):
+            below += 1
+        if not _before(probs, heap[below], moved):
+            break
+        heap[place] = heap[below]
+        place = below
+    heap[place] = moved
+    return int(best)
+
+
+@helper
+def _marginal(scores: Scores, place: int) -> float:
+    accepted, offered = scores.marginal[place, 0], scores.marginal[place, 1]
+    return rate(accepted, offered, scores.priors[place], MARGINAL_STRENGTH)
+
+
+@helper
+def _probability(scores: Scores, ngram: int, recycled: int, offer: int) -> float:
+    """Compiled twin of ``Calibration.probability``."""
+    first = _marginal(scores, FIRST_NGRAM + ngram) if ngram > 0 else 0.0
+    second = _marginal(scores, FIRST_RECYCLED + recycled) if recycled > 0 else 0.0
+    third = _marginal(scores, FIRST_OFFER + offer) if offer > 0 else 0.0
+    if (ngram > 0) + (recycled > 0) + (offer > 0) < 2:
+        return clip(max(first, second, third))
+    cell = (ngram * NUM_RECYCLED + recycled) * NUM_OFFER + offer
+    accepted, offered = scores.joint[cell, 0], scores.joint[cell, 1]
+    return clip(rate(accepted, offered, joint_rate(first, second, third), JOINT_STRENGTH))
+
+
+@helper
+def _expand(
+    sources: Sources, growth: Growth, node: int, previous: int, min_probability: float, end: int
+) -> int:
+    """Append the candidates behind a node that are probable enough; return where they end."""
+    cells = growth.cells
+    asked = growth.taken[node]
+    last = end
+    if sources.use_ngrams:
+        last = _ask_ngrams(sources.text, growth, node, end, last)
+    if sources.use_rows:
+        last = _ask_rows(sources.rows, growth, previous, cells[asked, TOKEN], end, last)
+    last = _ask_offers(sources.offers, growth, asked, end, last)
+    kept = end
+    for place in range(end, last):
+        ngram, recycled, offer = cells[place, NGRAM], cells[place, RECYCLED], cells[place, OFFER]
+        path = growth.probs[asked] * _probability(sources.scores, ngram, recycled, offer)
+        if path >= min_probability:
+            if kept != place:
+                for column in range(CANDIDATE_WIDTH):
+                    cells[kept, column] = cells[place, column]
+            cells[kept, PARENT] = node
+            growth.probs[kept] = path
+            kept += 1
+    return kept
+
+
+@helper
+def _follow(text: TextArrays, growth: Growth, parent: int, node: int, token: int) -> None:
+    """Note the longest suffix of the path to `node` that the text holds; long chains are cut."""
+    states = text.states
+    state, length = growth.states[parent], growth.lengths[parent]
+    edge = _edge(text, state, token)
+    for _ in range(MAX_CHAIN):
+        if edge != ABSENT or state == ROOT:
+            break
+        state = states[state, LINK]
+        length = states[state, LENGTH]
+        edge = _edge(text, state, token)
+    if edge == ABSENT and state != ROOT:
+        state, length = ROOT, 0
+        edge = _edge(text, ROOT, token)
+    growth.states[node] = ROOT if edge == ABSENT else _target(text, state, edge)
+    growth.lengths[node] = 0 if edge == ABSENT else length + 1
+
+
+@helper
+def _grow(
+    sources: Sources,
+    growth: Growth,
+    previous: int,
+    max_nodes: int,
+    max_depth: int,
+    min_probability: float,
+) -> int:
+    """Take the best candidate until a limit is met; return the number of nodes, root included."""
+    cells = growth.cells
+    growth.states[0] = sources.text.header[LAST]
+    growth.lengths[0] = sources.text.states[growth.states[0], LENGTH]
+    num_nodes, num_candidates, num_waiting, node = 1, 1, 0, 0
+    while True:
+        if num_nodes <= max_nodes and growth.depths[node] < max_depth:
+            asked = num_candidates
+            num_candidates = _expand(sources, growth, node, previous, min_probability, asked)
+            for candidate in range(asked, num_candidates):
+                _push(growth.heap, growth.probs, num_waiting, candidate)
+                num_waiting += 1
+        if num_nodes > max_nodes or num_waiting == 0:
+            return num_nodes
+        candidate = _pop(growth.heap, growth.probs, num_waiting)
+        num_waiting -= 1
+        node = num_nodes
+        num_nodes += 1
+        growth.taken[node] = candidate
+        parent = cells[candidate, PARENT]
+        growth.depths[node] = growth.depths[parent] + 1
+        previous = cells[growth.taken[parent], TOKEN]
+        if sources.use_ngrams and num_nodes <= max_nodes:
+            _follow(sources.text, growth, parent, node, cells[candidate, TOKEN])

@@ -1,0 +1,204 @@
+"""Best-first growth in plain Python, the twin of the kernels that grow trees."""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ngram_pool.calibration import Calibration, bucket
+from ngram_pool.checks import Limits
+from ngram_pool.features import ngram_feature, offer_feature, recycled_feature
+from ngram_pool.layout import MAX_CHAIN, NGRAM_SOURCE, OFFER_SOURCE, RECYCLED_SOURCE
+from ngram_pool.proposal import Offer, Proposal
+from ngram_pool.reference_text import Rows, State, Text
+
+__all__: list[str] = []
+
+OfferNodes = dict[int, dict[int, list[int]]]  # source -> node -> children
+
+
+@dataclass
+class Candidate:
+    """A token that may follow a node, and everything the sources say about it."""
+
+    token: int
+    parent: "Candidate | None"
+    ngram: int = 0
+    recycled: int = 0
+    offer: int = 0
+    sources: int = 0
+    best_offered: float = -1.0
+    nodes: dict[int, int] = field(default_factory=dict)  # source -> node of that offer
+    probability: float = 1.0  # of the path
+    depth: int = 0
+    state: State | None = None  # what the path to it matches
+    length: int = 0  # tokens matched
+
+
+class Grower:
+    """Grows one tree.
+
+    Parameters
+    ----------
+    text, rows : Text and Rows, or None
+        None if the source is not asked.
+    offers : sequence of Offer
+    calibration : Calibration
+    """
+
+    def __init__(
+        self,
+        text: Text | None,
+        rows: Rows | None,
+        offers: Sequence[Offer],
+        calibration: Calibration,
+    ) -> None:
+        self.text = text
+        self.rows = rows
+        self.offers = sorted(offers, key=lambda offer: offer.source)
+        self.children = {offer.source: _children(offer) for offer in self.offers}
+        self.calibration = calibration
+
+    def grow(self, previous: int | None, token: int, limits: Limits) -> Proposal:
+        """Take the best candidate until a limit is met; then cut and order."""
+        root = Candidate(token, None, nodes={offer.source: 0 for offer in self.offers})
+        if self.text is not None:
+            root.state, root.length = self.text.last, self.text.last.length
+        taken = [root]
+        waiting: list[tuple[float, int, Candidate]] = []
+        order = 0
+        node = root
+        while True:
+            if len(taken) <= limits.max_nodes and node.depth < limits.max_depth:
+                for candidate in self._ask(node, previous):
+                    if candidate.probability >= limits.min_probability:
+                        heapq.heappush(waiting, (-candidate.probability, order, candidate))
+                        order += 1
+            if len(taken) > limits.max_nodes or not waiting:
+                break
+            node = heapq.heappop(waiting)[2]
+            parent = node.parent
+            assert parent is not None
+            previous = parent.token
+            taken.append(node)
+            if self.text is not None and parent.state is not None:
+                node.state, node.length = self.text.follow(parent.state, parent.length, node.token)
+        return _proposal(_cut(taken, limits))
+
+    def _ask(self, node: Candidate, previous: int | None) -> list[Candidate]:
+        """All candidates behind a node, each token once."""
+        found: dict[int, Candidate] = {}
+        self._ask_ngrams(node, found)
+        self._ask_rows(node, previous, found)
+        self._ask_offers(node, found)
+        for candidate in found.values():
+            conditional = self.calibration.probability(
+                candidate.ngram, candidate.recycled, candidate.offer
+            )
+            candidate.probability = node.probability * conditional
+        return list(found.values())
+
+    def _ask_ngrams(self, node: Candidate, found: dict[int, Candidate]) -> None:
+        """Ask the longest match with a next token, and the next shorter one that was seen more."""
+        state = node.state
+        for _ in range(MAX_CHAIN):
+            if state is None or state.total:
+                break
+            state = state.link
+        if state is None or not state.total:
+            return
+        _ask_state(state, min(node.length, state.length), node, found)
+        shorter = state.link
+        for _ in range(MAX_CHAIN):
+            if shorter is None or shorter.link is None:
+                return
+            if shorter.total > state.total:
+                _ask_state(shorter, shorter.length, node, found)
+                return
+            shorter = shorter.link
+
+    def _ask_rows(self, node: Candidate, previous: int | None, found: dict[int, Candidate]) -> None:
+        """Ask the row of the pair; if there is none, that of the token."""
+        if self.rows is None:
+            return
+        row, is_single = self.rows.find(previous, node.token)
+        for rank, token, probability in row.places if row else ():
+            candidate = _candidate(token, node, found)
+            if not candidate.recycled:
+                candidate.recycled = recycled_feature(is_single, rank, probability)
+                candidate.sources |= RECYCLED_SOURCE
+
+    def _ask_offers(self, node: Candidate, found: dict[int, Candidate]) -> None:
+        """Ask the offers that hold the node; the most confident one gives the feature."""
+        for offer in self.offers:
+            place = node.nodes.get(offer.source)
+            if place is None:
+                continue
+            for child in self.children[offer.source][place]:
+                candidate = _candidate(int(offer.tokens[child]), node, found)
+                candidate.nodes[offer.source] = child
+                candidate.sources |= OFFER_SOURCE << offer.source
+                probability = float(offer.probabilities[child])
+                if probability > candidate.best_offered:
+                    candidate.best_offered = probability
+                    candidate.offer = offer_feature(offer.source, probability)
+
+
+def _ask_state(state: State, length: int, node: Candidate, found: dict[int, Candidate]) -> None:
+    for token in state.top:
+        candidate = _candidate(token, node, found)
+        if not candidate.ngram:
+            count = state.counts[token]
+            recent = int(state.recent == token)
+            candidate.ngram = ngram_feature(length, count, state.total, recent)
+            candidate.sources |= NGRAM_SOURCE
+
+
+def _candidate(token: int, node: Candidate, found: dict[int, Candidate]) -> Candidate:
+    if token not in found:
+        found[token] = Candidate(token, node, depth=node.depth + 1)
+    return found[token]
+
+
+def _children(offer: Offer) -> list[list[int]]:
+    children: list[list[int]] = [[] for _ in offer.tokens]
+    for node, parent in enumerate(offer.parents.tolist()):
+        if node:
+            children[parent].append(node)
+    return children
+
+
+def _cut(taken: list[Candidate], limits: Limits) -> list[Candidate]:
+    """Keep the nodes that give most tokens per time: (1 + sum of path probabilities) / cost."""
+    costs = limits.costs.tolist()
+    if not costs:
+        return taken
+    tokens = 1.0
+    best, kept = tokens / costs[0], 1
+    for node in range(1, len(taken)):
+        tokens += taken[node].probability
+        if tokens / costs[node] > best:
+            best, kept = tokens / costs[node], node + 1
+    return taken[:kept]
+
+
+def _proposal(taken: list[Candidate]) -> Proposal:
+    """Order nodes depth first; children were taken best first, and stay so."""
+    children: dict[int, list[Candidate]] = {id(node): [] for node in taken}
+    for node in taken[1:]:
+        children[id(node.parent)].append(node)
+    ordered: list[Candidate] = []
+    stack = [taken[0]]
+    while stack:
+        ordered.append(stack.pop())
+        stack.extend(reversed(children[id(ordered[-1])]))
+    place = {id(node): i for i, node in enumerate(ordered)}
+    return Proposal(
+        np.array([node.token for node in ordered], np.int64),
+        np.array([place[id(node.parent)] if node.parent else 0 for node in ordered], np.int64),
+        np.array([node.depth for node in ordered], np.int64),
+        np.array([node.probability for node in ordered], np.float32),
+        np.array([bucket(n.ngram, n.recycled, n.offer) for n in ordered], np.int32),
+        np.array([node.sources for node in ordered], np.uint8),
+    )

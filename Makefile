@@ -15,13 +15,15 @@ help:
 	@echo "make bench      measure on the project's own small prompts"
 
 # The lock file names every package that is needed, so no requirement is followed: that keeps the
-# native runtime out that the embedded model's package asks for, and never reads.
+# native runtime out that the embedded model's package asks for. The third line brings what a torch
+# build with CUDA needs besides, and does nothing for a CPU build.
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "lookahead needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
 	@echo "Setting up .venv (once; torch alone is 200 MB) ..."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --constraint requirements.lock torch
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 

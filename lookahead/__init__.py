@@ -19,15 +19,6 @@ from typing import TYPE_CHECKING, Any
 from lookahead.version import __version__
 
 if TYPE_CHECKING:
-    from lookahead.wrapping import (
-        Handle,
-        accelerate,
-        accelerated,
-        forget,
-        generate,
-        last_stats,
-        restore,
-    )
     from lookahead.config import Config
     from lookahead.drafters.base import Drafter, Guesses
     from lookahead.errors import (
@@ -41,6 +32,15 @@ if TYPE_CHECKING:
     from lookahead.outcome import Outcome
     from lookahead.stats import DecodeStats, SourceStats, StepRecord
     from lookahead.tree import DraftTree
+    from lookahead.wrapping import (
+        Handle,
+        accelerate,
+        accelerated,
+        forget,
+        generate,
+        last_stats,
+        restore,
+    )
 
 _HOMES = {
     "lookahead.wrapping": (

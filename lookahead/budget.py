@@ -99,7 +99,8 @@ class CostCurve:
         curve = self.seconds(max_rows)
         if curve is None:
             curve = np.array([self._typical(rows) for rows in range(1, max_rows + 1)])
-        return curve / curve[0]
+        relative: NDArray[np.float64] = curve / curve[0]
+        return relative
 
     def _typical(self, rows: int) -> float:
         return float(np.interp(rows, KNOTS, TYPICAL[self.kind]))

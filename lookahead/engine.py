@@ -7,7 +7,8 @@ given. An empty tree is plain decoding; there is no other loop.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence as Seq
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from typing import Protocol
 
 from torch import Tensor
@@ -89,17 +90,13 @@ class Engine:
         with stats.timed("draft"):
             max_nodes = self._budget.max_nodes(len(live))
             costs = self._budget.costs(max_nodes, len(live))
-            trees = [
-                s.drafter.draft(s.context, max_nodes, self._max_depth(s), costs) for s in live
-            ]
+            trees = [s.drafter.draft(s.context, max_nodes, self._max_depth(s), costs) for s in live]
 
         # Verify: one target pass scores every node of every tree.
         start = time.perf_counter()
         with stats.timed("verify"):
             seen = target.verify([s.slot for s in live], trees)
-        self._budget.learn(
-            len(live) * (1 + max(map(len, trees))), time.perf_counter() - start
-        )
+        self._budget.learn(len(live) * (1 + max(map(len, trees))), time.perf_counter() - start)
         stats.passes += 1
 
         for sequence, tree, logits in zip(live, trees, seen, strict=True):

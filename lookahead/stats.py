@@ -131,9 +131,7 @@ class DecodeStats:
 
     def summary(self) -> str:
         """Say in one line what a person wants to know, advice included where drafting lost."""
-        head = (
-            f"{self.new_tokens} tokens in {self.seconds:.2f} s, {self.tokens_per_s:.1f} tokens/s"
-        )
+        head = f"{self.new_tokens} tokens in {self.seconds:.2f} s, {self.tokens_per_s:.1f} tokens/s"
         if not self.accelerated:
             return f"{head}; plain, because {self.plain_reason}"
         sources = ", ".join(

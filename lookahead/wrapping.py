@@ -12,6 +12,7 @@ import inspect
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar, overload
 
@@ -51,7 +52,7 @@ R = TypeVar("R")
 OTHER_WAYS = ("custom_generate", "assistant_model", "synced_gpus")
 
 
-class _RunPlain(Exception):
+class _RunPlain(Exception):  # noqa: N818 - carries a decision, not an error
     """Carries a reason out of the library's ``generate``, past nothing that catches it."""
 
 
@@ -267,14 +268,10 @@ def _decorate(function: Callable[P, R], config: Config) -> Callable[P, R]:
                 "accelerates a model among the function's arguments. Pass the model in, or call "
                 "lookahead.accelerate(model) once."
             )
-        handles: list[Handle] = []
-        try:
+        with ExitStack() as stack:
             for model in models:
-                handles.append(_enter(model, fields))
+                stack.enter_context(_enter(model, fields))
             return function(*args, **kwargs)
-        finally:
-            for handle in reversed(handles):
-                handle.__exit__(None, None, None)
 
     return wrapper
 
@@ -355,7 +352,7 @@ def _decode(
     call: Prepared, config: Config, session: Session, extras: Extras, refuse: type[Exception]
 ) -> Any:
     try:
-        cache = prepare(call, session)
+        cache = prepare(call, session, extras)
     except UnsupportedError as error:
         raise refuse(str(error)) from None
     stats = DecodeStats()
@@ -394,9 +391,7 @@ def _refuse_or_warn(session: Session, reason: str, strict: bool) -> None:
         )
     if reason not in session.warned:
         session.warned.add(reason)
-        warnings.warn(
-            f"generate runs plain, because {reason}.", LookaheadWarning, stacklevel=3
-        )
+        warnings.warn(f"generate runs plain, because {reason}.", LookaheadWarning, stacklevel=3)
 
 
 def _setting(model: Any, call: dict[str, Any], name: str) -> Any:

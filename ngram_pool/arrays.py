@@ -36,12 +36,12 @@ class TextStore:
     Parameters
     ----------
     kernels : module
+        The compiled entry points; not kept, so that stores can be copied and pickled.
     capacity : int
         Tokens there is room for at first.
     """
 
     def __init__(self, kernels: ModuleType, capacity: int) -> None:
-        self.kernels = kernels
         self.capacity = capacity
         self.num_tokens = 0
         self.stream: Int32Array = np.empty(capacity, np.int32)
@@ -51,7 +51,7 @@ class TextStore:
         self.slots: Int32Array = np.zeros(num_slots(2 * capacity + 2), np.int32)
         kernels._reset(self.header, self.states)
 
-    def append(self, tokens: Int64Array, max_tokens: int) -> int:
+    def append(self, kernels: ModuleType, tokens: Int64Array, max_tokens: int) -> int:
         """Append tokens, at most `max_tokens` in all.
 
         Returns
@@ -61,8 +61,8 @@ class TextStore:
         """
         end = self.num_tokens + tokens.size
         if end > self.capacity:
-            self._reserve(end, max_tokens)
-        done: int = self.kernels._extend(self.header, self.states, self.edges, self.slots, tokens)
+            self._reserve(kernels, end, max_tokens)
+        done: int = kernels._extend(self.header, self.states, self.edges, self.slots, tokens)
         if done == tokens.size:
             self.stream[self.num_tokens : end] = tokens
             self.num_tokens = end
@@ -72,13 +72,13 @@ class TextStore:
         """Memory reserved."""
         return _num_bytes(self)
 
-    def _reserve(self, num_tokens: int, max_tokens: int) -> None:
+    def _reserve(self, kernels: ModuleType, num_tokens: int, max_tokens: int) -> None:
         self.capacity = min(max(num_tokens, 2 * self.capacity), max_tokens)
         self.stream = _grown(self.stream, self.capacity)
         self.states = _grown(self.states, 2 * self.capacity + 2)
         self.edges = _grown(self.edges, 2 * self.capacity + 2)
         self.slots = np.zeros(num_slots(2 * self.capacity + 2), np.int32)
-        self.kernels._fill_slots(self.edges, self.slots, int(self.header[NUM_EDGES]) - 1)
+        kernels._fill_slots(self.edges, self.slots, int(self.header[NUM_EDGES]) - 1)
 
 
 class RowStore:
@@ -86,13 +86,11 @@ class RowStore:
 
     Parameters
     ----------
-    kernels : module
     max_rows : int
         Rows there may be.
     """
 
-    def __init__(self, kernels: ModuleType, max_rows: int) -> None:
-        self.kernels = kernels
+    def __init__(self, max_rows: int) -> None:
         self.max_rows = max_rows
         self.header: Int64Array = np.array([0, 1], np.int64)
         self.keys: Int32Array = np.zeros((1, 2), np.int32)
@@ -104,7 +102,7 @@ class RowStore:
         """Return the number of rows."""
         return int(self.header[NUM_ROWS])
 
-    def reserve(self, added: int) -> None:
+    def reserve(self, kernels: ModuleType, added: int) -> None:
         """Make room for that many more rows, as far as there may be more."""
         wanted = min(self.max_rows, len(self) + added)
         if wanted < len(self.keys):
@@ -114,15 +112,17 @@ class RowStore:
         self.tokens = _grown(self.tokens, size)
         self.probs = _grown(self.probs, size)
         self.slots = np.zeros(num_slots(size), np.int32)
-        self.kernels._fill_slots(self.keys, self.slots, len(self))
+        kernels._fill_slots(self.keys, self.slots, len(self))
 
-    def restore(self, keys: Int32Array, tokens: Int32Array, probs: Float32Array) -> None:
+    def restore(
+        self, kernels: ModuleType, keys: Int32Array, tokens: Int32Array, probs: Float32Array
+    ) -> None:
         """Fill an empty store with rows, the one entered first coming first."""
-        self.reserve(len(keys))
+        self.reserve(kernels, len(keys))
         self.header[NUM_ROWS] = len(keys)
         used = slice(1, len(keys) + 1)
         self.keys[used], self.tokens[used], self.probs[used] = keys, tokens, probs
-        self.kernels._fill_slots(self.keys, self.slots, len(keys))
+        kernels._fill_slots(self.keys, self.slots, len(keys))
 
     def order(self) -> Int64Array:
         """Numbers of the rows, the one entered first coming first."""

@@ -83,8 +83,8 @@ def _pop(heap: Int64Array, probs: NDArray[np.float64], size: int) -> int:
 
 @helper
 def _marginal(scores: Scores, place: int) -> float:
-    accepted, offered = scores.marginal[place, 0], scores.marginal[place, 1]
-    return rate(accepted, offered, scores.priors[place], MARGINAL_STRENGTH)
+    accepted, offered = float(scores.marginal[place, 0]), float(scores.marginal[place, 1])
+    return rate(accepted, offered, float(scores.priors[place]), MARGINAL_STRENGTH)
 
 
 @helper
@@ -93,10 +93,10 @@ def _probability(scores: Scores, ngram: int, recycled: int, offer: int) -> float
     first = _marginal(scores, FIRST_NGRAM + ngram) if ngram > 0 else 0.0
     second = _marginal(scores, FIRST_RECYCLED + recycled) if recycled > 0 else 0.0
     third = _marginal(scores, FIRST_OFFER + offer) if offer > 0 else 0.0
-    if (ngram > 0) + (recycled > 0) + (offer > 0) < 2:
+    if int(ngram > 0) + int(recycled > 0) + int(offer > 0) < 2:
         return clip(max(first, second, third))
     cell = (ngram * NUM_RECYCLED + recycled) * NUM_OFFER + offer
-    accepted, offered = scores.joint[cell, 0], scores.joint[cell, 1]
+    accepted, offered = float(scores.joint[cell, 0]), float(scores.joint[cell, 1])
     return clip(rate(accepted, offered, joint_rate(first, second, third), JOINT_STRENGTH))
 
 

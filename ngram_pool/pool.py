@@ -69,7 +69,7 @@ class NgramPool:
     [6, 7, 8]
     """
 
-    # Of the class, so that pools can be copied.
+    # Of the class, so that pools can be copied and pickled.
     _kernels: ClassVar[Any] = None
 
     def __init__(
@@ -88,7 +88,7 @@ class NgramPool:
     def clear(self) -> None:
         """Forget text and rows; the calibration stays."""
         self._text = TextStore(self._kernels, min(FIRST_TOKENS, self.max_tokens))
-        self._rows = RowStore(self._kernels, self.max_rows)
+        self._rows = RowStore(self.max_rows)
 
     def extend(self, tokens: Tokens) -> None:
         """Append tokens to the text; beyond ``max_tokens`` only the most recent half is kept.
@@ -108,7 +108,7 @@ class NgramPool:
         if text.num_tokens + added.size > self.max_tokens:
             self._rebuild(added, tokens)
             return
-        done = text.append(added, self.max_tokens)
+        done = text.append(self._kernels, added, self.max_tokens)
         if done != added.size:
             raise bad_token(tokens, done)
 
@@ -135,7 +135,7 @@ class NgramPool:
         """
         batch = row_batch(previous, tokens, top_tokens, top_probs)
         rows = self._rows
-        rows.reserve(2 * batch.tokens.size)
+        rows.reserve(self._kernels, 2 * batch.tokens.size)
         self._kernels._recycle(
             rows.header, rows.keys, rows.tokens, rows.probs, rows.slots, self.max_rows, *batch
         )
@@ -291,8 +291,13 @@ class NgramPool:
         saved, stored = storage.read(path)
         pool = cls(stored if calibration is None else calibration, saved.max_tokens, saved.max_rows)
         pool.extend(saved.tokens)
-        pool._rows.restore(saved.keys, saved.row_tokens, saved.row_probs)
+        pool._rows.restore(cls._kernels, saved.keys, saved.row_tokens, saved.row_probs)
         return pool
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over a pickled pool, maybe in a process that has no kernels yet."""
+        NgramPool._kernels = ready.require_kernels()
+        vars(self).update(state)
 
     def _rebuild(self, added: Int64Array, tokens: Tokens) -> None:
         """Start again from the tokens that remain after an overflow."""
@@ -303,4 +308,4 @@ class NgramPool:
         kept = tokens_after(old.num_tokens, added.size, self.max_tokens)
         text = np.concatenate([old.stream[: old.num_tokens].astype(np.int64), added])[-kept:]
         self._text = TextStore(self._kernels, old.capacity)
-        self._text.append(text, self.max_tokens)
+        self._text.append(self._kernels, text, self.max_tokens)

@@ -106,11 +106,14 @@ class _Readiness:
             self._give_up(lines[-1] if lines else f"exit status {return_code}")
             return
         try:
-            if not stamp_is_valid():
-                raise RuntimeError("the sources changed while they were compiled")
-            self._load()
+            is_complete = stamp_is_valid()
+            if is_complete:  # if not, loading would compile here
+                self._load()
         except Exception as error:  # noqa: BLE001 - without kernels everything still works
             self._give_up(f"{type(error).__name__}: {error}")
+            return
+        if not is_complete:
+            self._give_up("the compiler's cache is incomplete")
 
     def _load(self) -> None:
         self.kernels = importlib.import_module("ngram_pool.kernels")
@@ -270,7 +273,7 @@ def _stamp(folder: Path, sources: str, machine: str) -> Path:
 
 
 def _identity() -> tuple[Path, str, str]:
-    """Numba's cache folder, a digest of our sources, and one of what else code depends on."""
+    """Numba's cache folder, a digest of our sources, one of the machine."""
     import numba
     from llvmlite import binding  # type: ignore[import-untyped]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -14,7 +15,7 @@ import typer
 
 from lookahead.cli import bench, chat, generate, run
 from lookahead.cli.console import print_error
-from lookahead.errors import ConfigError, LookaheadError
+from lookahead.errors import ConfigError, LookaheadError, LookaheadWarning
 
 app = typer.Typer(
     name="lookahead",
@@ -63,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     SystemExit
         Always.
     """
+    warnings.formatwarning = _format_warning
     try:
         app(args=None if arguments is None else list(arguments), prog_name="lookahead")
     except ConfigError as error:
@@ -75,3 +77,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # The reader went away (| head): nothing to say, and nothing to flush at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    finally:
+        warnings.formatwarning = _python_format
+
+
+_python_format = warnings.formatwarning
+
+
+def _format_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    """Show our own warnings as a sentence; the line of our code that gave it helps nobody."""
+    if issubclass(category, LookaheadWarning):
+        return f"lookahead: {message}\n"
+    return _python_format(message, category, filename, lineno, line)

@@ -98,6 +98,8 @@ def bench(
         "batch_size": batch_size,
         "repeats": repeats,
     }
+    if state is State.warm:
+        print_note("There is no shared store yet: warm is the same as session.")
     loaded, tokenizer = open_model(model, dtype, device, threads)
     report = _measure(loaded, tokenizer, rows, specs, settings)
     _publish(report, json_path, plot_path, with_profile=profile)

@@ -16,7 +16,7 @@ HELP = """\
 /clear   begin a new conversation
 /help    this list
 /exit    leave (so do Ctrl-D, and Ctrl-C twice)
-Shares in the last line: a token that two sources guessed counts for both."""
+In the last line of an answer, a token that two sources guessed counts for both."""
 
 
 def chat(

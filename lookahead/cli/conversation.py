@@ -56,13 +56,18 @@ class Reply:
             return f"{line}, stopped"
         if self.stats is None or not self.stats.accelerated:
             return f"{line}, MAT 1.00, plain"
+        total = max(1, num_tokens)
         names = {"ngrams": "n-grams"}
-        accepted = {
-            names.get(name, name): source.accepted for name, source in self.stats.by_source.items()
-        }
-        accepted["target's own"] = num_tokens - self.stats.accepted
-        shares = ", ".join(f"{name} {n / max(1, num_tokens):.0%}" for name, n in accepted.items())
-        return f"{line}, MAT {self.stats.mean_acceptance_length:.2f}, {shares}"
+        # A token that two sources guessed counts for both, so these may add up to more.
+        guessed = ", ".join(
+            f"{names.get(name, name)} {source.accepted / total:.0%}"
+            for name, source in self.stats.by_source.items()
+        )
+        drafted = self.stats.accepted / total
+        return (
+            f"{line}, MAT {self.stats.mean_acceptance_length:.2f}, drafted {drafted:.0%} "
+            f"({guessed}), target's own {1 - drafted:.0%}"
+        )
 
 
 class Transcript:

@@ -57,8 +57,9 @@ class TextStream:
         if text.endswith(INCOMPLETE) and not is_last:
             return
         if len(text) > len(before):
-            self._on_text(text[len(before) :])
+            # First, so that a Ctrl-C while the text is printed does not print it twice.
             self._start, self._shown = self._shown, len(self.new_ids)
+            self._on_text(text[len(before) :])
 
     def _decode(self, ids: list[int]) -> str:
         if not ids:

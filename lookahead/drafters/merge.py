@@ -7,9 +7,10 @@ row the target computed, rejected ones included.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,8 @@ from lookahead.tree import DraftTree
 from ngram_pool import Offer, Pool, Proposal
 
 __all__ = ["MergedDrafter"]
+
+R = TypeVar("R")
 
 #: Nodes whose path is less probable than this cost more than they return on any machine.
 MIN_PROBABILITY = 0.01
@@ -49,7 +52,9 @@ class MergedDrafter:
         self._stats = stats
         self._vocab_size = vocab_size
         self._recycles = "recycled" in config.sources
-        made = [d() if not hasattr(d, "draft") or isinstance(d, type) else d for d in config.drafters]
+        made = [
+            d() if not hasattr(d, "draft") or isinstance(d, type) else d for d in config.drafters
+        ]
         self._drafters: dict[int, Any] = dict(enumerate(made))
         self._names = {1: "ngrams", 2: "recycled"}
         for source, drafter in self._drafters.items():
@@ -125,23 +130,17 @@ class MergedDrafter:
     def _offers(self, context: list[int], max_nodes: int) -> list[Offer]:
         offers = []
         for source in list(self._drafters):
-            guesses = self._call(source, "draft", list(context), max_nodes)
-            if source not in self._drafters:
-                continue
-            offer = self._call_safely(
-                source,
-                lambda g=guesses, s=source: as_offer(
-                    g, s, context[-1], max_nodes, self._vocab_size
-                ),
-            )
-            if offer is None:
-                continue
-            tree, fault = offer
-            if fault is not None:
-                self._report(source, fault)
-            if tree is not None:
-                offers.append(tree)
+            offer = self._guard(source, functools.partial(self._offer, source, context, max_nodes))
+            if offer is not None:
+                offers.append(offer)
         return offers
+
+    def _offer(self, source: int, context: list[int], max_nodes: int) -> Offer | None:
+        guesses = self._drafters[source].draft(list(context), max_nodes)
+        offer, fault = as_offer(guesses, source, context[-1], max_nodes, self._vocab_size)
+        if fault is not None:
+            self._report(source, fault)
+        return offer
 
     def _recycle_nodes(self, outcome: Outcome) -> None:
         """Keep the candidates after every node. Accepted nodes come last: the newest row wins."""
@@ -152,9 +151,7 @@ class MergedDrafter:
         previous = tree.tokens[tree.parents]
         before = len(outcome.context) - len(outcome.chosen)
         previous[0] = outcome.context[before - 2] if before >= 2 else -1
-        self._pool.recycle(
-            previous[order], tree.tokens[order], tokens[order], probabilities[order]
-        )
+        self._pool.recycle(previous[order], tree.tokens[order], tokens[order], probabilities[order])
 
     def _count(self, proposal: Proposal, path: list[int]) -> None:
         sources = proposal.sources.tolist()
@@ -166,13 +163,13 @@ class MergedDrafter:
             self._stats.by_source[name].offered += len(mine)
             self._stats.by_source[name].accepted += len(accepted.intersection(mine))
 
-    def _call(self, source: int, method: str, *args: Any) -> Any:
+    def _call(self, source: int, method: str, *args: Any) -> None:
         function = getattr(self._drafters[source], method, None)
-        if function is None:
-            return None
-        return self._call_safely(source, lambda: function(*args))
+        if function is not None:
+            self._guard(source, functools.partial(function, *args))
 
-    def _call_safely(self, source: int, function: Callable[[], Any]) -> Any:
+    def _guard(self, source: int, function: Callable[[], R]) -> R | None:
+        """Run a stranger's code; whatever it raises, the drafter is dropped and the run goes on."""
         try:
             return function()
         except Exception as error:  # noqa: BLE001 - a stranger's code may raise anything

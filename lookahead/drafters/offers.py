@@ -22,6 +22,7 @@ def as_offer(
     Parameters
     ----------
     guesses : Guesses
+        Whatever the drafter returned.
     source : int
         Number of the drafter, 0 to 3.
     root : int

@@ -21,6 +21,7 @@ def top_rows(logits: Tensor) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     Parameters
     ----------
     logits : Tensor, float, [rows, vocab]
+        On any device.
 
     Returns
     -------

@@ -87,6 +87,7 @@ class SlotLayer(CacheLayerMixin):
         Parameters
         ----------
         key_states, value_states : Tensor, [batch, heads, rows, size]
+            One row a token of the pass.
 
         Returns
         -------
@@ -212,7 +213,7 @@ class SlotCache(Cache):
         return adopted
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Write the rows of a pass into one layer; see :meth:`SlotLayer.update`."""
         while len(self.layers) <= layer_idx:

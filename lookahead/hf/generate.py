@@ -68,7 +68,7 @@ class Prepared:
         return cache_argument(self.model)
 
 
-def prepare(call: Prepared, session: Session) -> SlotCache:
+def prepare(call: Prepared, session: Session, extras: Extras) -> SlotCache:
     """Make the cache for an accelerated run, or refuse it.
 
     Raises
@@ -81,6 +81,8 @@ def prepare(call: Prepared, session: Session) -> SlotCache:
     reason = reason_for_model(call.model) or reason_for_call(
         call.model, call.generation_config, call.model_kwargs, cache, call.batch, rules
     )
+    if reason is None and extras.streamer is not None and call.batch > 1:
+        reason = "a streamer of a batch gets all rows in step"
     if reason is not None:
         raise UnsupportedError(reason)
     install()
@@ -103,14 +105,17 @@ def decode(
     Parameters
     ----------
     call : Prepared
+        Its cache argument is replaced by ``cache``.
     cache : SlotCache
         From :func:`prepare`.
     config : Config
+        Settings of the model, or of this call.
     session : Session
         What the model remembers between calls.
     stats : DecodeStats
         Filled.
     extras : Extras
+        What the library did not hand on.
 
     Returns
     -------
@@ -224,7 +229,7 @@ def _max_length(call: Prepared) -> int | None:
         return bound
     # Where the prompt came as embeddings or in a cache, ids are fewer than positions.
     last = int(call.model_kwargs["position_ids"][..., -1].max())
-    room = positions - (last + 1) + call.input_ids.shape[1]
+    room = int(positions - (last + 1) + call.input_ids.shape[1])
     return room if bound is None else min(bound, room)
 
 

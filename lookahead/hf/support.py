@@ -86,9 +86,11 @@ def reason_for_call(
     Parameters
     ----------
     model : PreTrainedModel
+        Has passed :func:`reason_for_model`.
     generation_config, model_kwargs
         As the library prepared them.
     cache : Cache or None
+        The cache that the library prepared or the caller passed in.
     batch : int
         Rows after expansion.
     rules : iterable

@@ -217,12 +217,15 @@ class Runner:
             seconds = time.perf_counter() - start
         else:
             inputs = _inputs(arm.model, prompts, cache)
-            options |= {"streamer": stream, "return_dict_in_generate": True, **arm.options()}
+            # The result object is wanted for the cache only, which batches do not pass on.
+            options |= {"streamer": stream, "return_dict_in_generate": stream is not None}
+            options |= arm.options()
             with self._meter if arm.is_metered else nullcontext():
                 start = time.perf_counter()
                 result = arm.model.generate(**inputs, **options)
                 width = inputs["input_ids"].shape[1]
-                new_ids = result.sequences[:, width:].tolist()
+                sequences = result if stream is None else result.sequences
+                new_ids = sequences[:, width:].tolist()
                 seconds = time.perf_counter() - start
         new_ids = [_until_end(ids, arm.model.generation_config.eos_token_id) for ids in new_ids]
         times_s = [moment - start for moment in stream.times_s] if stream else []

@@ -1,0 +1,171 @@
+"""Short and slow: what the pools must agree with, straight from the definitions."""
+
+from collections import Counter
+
+import numpy as np
+
+import ngram_pool
+from ngram_pool import features
+from ngram_pool.layout import (
+    EDGE_TARGET,
+    EDGE_TOKEN,
+    KEY_TOKEN,
+    MORE_EDGES,
+    NEXT,
+    TARGET,
+    TOP,
+    TOP_COUNTS,
+    TOP_TOKENS,
+    TOTAL,
+)
+
+FIELDS = ("tokens", "parents", "depths", "probabilities", "buckets", "sources")
+
+
+def assert_same_proposal(first, second):
+    for name in FIELDS:
+        left, right = getattr(first, name), getattr(second, name)
+        assert left.dtype == right.dtype, name
+        if name == "probabilities":
+            np.testing.assert_allclose(left, right, rtol=0, atol=1e-5)
+        else:
+            np.testing.assert_array_equal(left, right, err_msg=name)
+
+
+def longest_match(text):
+    for length in range(len(text) - 1, 0, -1):
+        suffix = text[-length:]
+        if any(text[i : i + length] == suffix for i in range(len(text) - length)):
+            return length
+    return 0
+
+
+def next_tokens(text, string):
+    """Tokens behind each occurrence of a string, in order of place."""
+    size = len(string)
+    return [text[i + size] for i in range(len(text) - size) if text[i : i + size] == string]
+
+
+def top_of(following):
+    """Four most frequent tokens, the more recent first among equals, with counts."""
+    counts = Counter(following)
+    last = {token: place for place, token in enumerate(following)}
+    ordered = sorted(counts, key=lambda token: (-counts[token], -last[token]))
+    return [(token, counts[token]) for token in ordered[:4]]
+
+
+def compiled_counts(pool, string):
+    """Top tokens with counts, and the total, of the state of a string, read from the arrays."""
+    states, edges = pool._text.states, pool._text.edges
+    state = 0
+    for token in string:
+        if states[state, EDGE_TOKEN] == token:
+            state = states[state, EDGE_TARGET]
+            continue
+        edge = states[state, MORE_EDGES]
+        while edges[edge, KEY_TOKEN] != token:
+            assert edge != 0, "no such string in the text"
+            edge = edges[edge, NEXT]
+        state = edges[edge, TARGET]
+    row = states[state]
+    top = [(int(row[TOP_TOKENS + i]), int(row[TOP_COUNTS + i])) for i in range(TOP)]
+    return [pair for pair in top if pair[1]], int(row[TOTAL])
+
+
+def children(text, rows, offers, calibration, path):
+    """Probability of each token behind a path; `rows` is a dict of (previous, token)."""
+    whole = text + path
+    found = {}  # token -> [ngram, recycled, offer]
+    for token, feature in ngram_children(text, whole):
+        found.setdefault(token, [feature, 0, 0])
+    for token, feature in recycled_children(rows, whole):
+        entry = found.setdefault(token, [0, 0, 0])
+        entry[1] = entry[1] or feature
+    best = {}
+    for offer in offers:
+        for token, probability in offered_children(offer, path):
+            entry = found.setdefault(token, [0, 0, 0])
+            if probability > best.get(token, -1.0):
+                best[token] = probability
+                entry[2] = features.offer_feature(offer.source, probability)
+    return {token: calibration.probability(*entry) for token, entry in found.items()}
+
+
+def ngram_children(text, whole):
+    """Of the longest suffix with a next token, then of the next shorter one seen more often."""
+    used = []
+    for size in range(len(whole), 0, -1):
+        following = next_tokens(text, whole[-size:])
+        if len(following) > (len(used[-1][1]) if used else 0):
+            used.append((size, following))
+    return [
+        (token, features.ngram_feature(size, count, len(following), int(following[-1] == token)))
+        for size, following in used[:2]
+        for token, count in top_of(following)
+    ]
+
+
+def recycled_children(rows, whole):
+    """Of the row of the last two tokens, else of that of the last one."""
+    pair = (whole[-2], whole[-1]) if len(whole) > 1 else None
+    single = pair not in rows
+    row = rows.get((None, whole[-1]), []) if single else rows[pair]
+    return [
+        (token, features.recycled_feature(int(single), rank, probability))
+        for rank, (token, probability) in enumerate(row)
+    ]
+
+
+def offered_children(offer, path):
+    node = 0
+    for token in path:
+        matching = [
+            i
+            for i in range(1, len(offer.tokens))
+            if offer.parents[i] == node and offer.tokens[i] == token
+        ]
+        if not matching:
+            return []
+        node = matching[0]
+    return [
+        (int(offer.tokens[i]), float(offer.probabilities[i]))
+        for i in range(1, len(offer.tokens))
+        if offer.parents[i] == node
+    ]
+
+
+def all_paths(children_of, max_depth, min_probability):
+    """Every path of the full tree with its probability, best first."""
+    paths = {}
+    open_paths = [((), 1.0)]
+    while open_paths:
+        path, probability = open_paths.pop()
+        if len(path) == max_depth:
+            continue
+        for token, conditional in children_of(list(path)).items():
+            child = ((*path, token), probability * conditional)
+            if child[1] >= min_probability:
+                paths[child[0]] = child[1]
+                open_paths.append(child)
+    return sorted(paths.items(), key=lambda item: -item[1])
+
+
+def paths_of(proposal):
+    """Path of tokens to each node, the root's being empty."""
+    paths = [()]
+    for node in range(1, len(proposal.tokens)):
+        paths.append((*paths[proposal.parents[node]], int(proposal.tokens[node])))
+    return paths
+
+
+def random_calibration(seed):
+    """Counts and priors that are all different, so that ties are rare."""
+    rng = np.random.default_rng(seed)
+    priors = rng.uniform(0.05, 0.9, features.NUM_MARGINAL).astype(np.float32)
+    calibration = ngram_pool.Calibration(priors)
+    offered = rng.integers(0, 50, features.NUM_MARGINAL)
+    calibration.marginal[:, 1] = offered
+    calibration.marginal[:, 0] = offered * rng.random(features.NUM_MARGINAL)
+    calibration.joint[:, 1] = rng.integers(0, 50, features.NUM_JOINT)
+    calibration.joint[:, 0] = calibration.joint[:, 1] * rng.random(features.NUM_JOINT)
+    return calibration

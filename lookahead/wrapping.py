@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 import time
 import warnings
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from lookahead.hf.compat import check_version
 from lookahead.hf.generate import (
     Extras,
     Prepared,
+    by_name,
     decode,
     library_loop,
     prepare,
@@ -91,10 +91,7 @@ class AcceleratedGenerate:
         return _timed_plain(session, reason, self.original, args, kwargs)
 
     def _accelerated(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        bound = inspect.signature(type(self._model).generate).bind(self._model, *args, **kwargs)
-        call = dict(bound.arguments)
-        call.pop("self", None)
-        call.update(call.pop("kwargs", {}))
+        call = by_name(self._model, args, kwargs)
         for name in OTHER_WAYS:
             if call.get(name) not in (None, False):
                 raise _RunPlain(f"{name} asks for another way of decoding")

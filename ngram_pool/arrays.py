@@ -62,9 +62,10 @@ class TextStore:
         end = self.num_tokens + tokens.size
         if end > self.capacity:
             self._reserve(kernels, end, max_tokens)
-        done: int = kernels._extend(self.header, self.states, self.edges, self.slots, tokens)
+        done: int = kernels._extend(
+            self.header, self.states, self.edges, self.slots, self.stream, tokens
+        )
         if done == tokens.size:
-            self.stream[self.num_tokens : end] = tokens
             self.num_tokens = end
         return done
 

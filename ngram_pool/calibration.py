@@ -20,7 +20,6 @@ from ngram_pool.features import (
     MARGINAL_STRENGTH,
     NUM_JOINT,
     NUM_MARGINAL,
-    NUM_NGRAM,
     NUM_OFFER,
     NUM_RECYCLED,
     clip,
@@ -212,6 +211,3 @@ def _check_snapshot(snapshot: Mapping[str, NDArray[Any]]) -> None:
     numbers = (snapshot["priors"], snapshot["marginal"], joint)
     if not cells_fit or not all(np.isfinite(n).all() and (n >= 0).all() for n in numbers):
         raise ValueError("Expected the arrays of Calibration.snapshot(), received other ones.")
-
-
-assert NUM_NGRAM * NUM_RECYCLED * NUM_OFFER == NUM_JOINT

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ngram_pool.layout import MAX_TOKEN, ROW_WIDTH, Float32Array, Int64Array
+from ngram_pool.layout import MAX_TOKEN, Float32Array, Int64Array
 
 __all__ = ["Limits", "RowBatch", "bad_token", "check_limits", "plain", "row_batch", "token_array"]
 
@@ -153,6 +153,3 @@ def first_bad(tokens: Sequence[int]) -> int | None:
         if not 0 <= token <= MAX_TOKEN:
             return place
     return None
-
-
-assert ROW_WIDTH == 8

@@ -218,16 +218,23 @@ def _split(text: TextArrays, state: int, token: int, target: int) -> int:
     return twin
 
 
-@entry(f"i8({INT64}, {INT32_2D}, {INT32_2D}, {INT32}, {INT64})")
+@entry(f"i8({INT64}, {INT32_2D}, {INT32_2D}, {INT32}, {INT32}, {INT64})")
 def _extend(
-    header: Int64Array, states: Int32Array, edges: Int32Array, slots: Int32Array, tokens: Int64Array
+    header: Int64Array,
+    states: Int32Array,
+    edges: Int32Array,
+    slots: Int32Array,
+    stream: Int32Array,
+    tokens: Int64Array,
 ) -> int:
     """Append tokens; if one is out of range append nothing and return its place."""
     for i in range(tokens.size):
         if tokens[i] < 0 or tokens[i] > MAX_TOKEN:
             return i
     text = TextArrays(header, states, edges, slots)
+    length = states[header[LAST], LENGTH]
     for i in range(tokens.size):
+        stream[length + i] = tokens[i]
         _append(text, tokens[i])
     return int(tokens.size)
 

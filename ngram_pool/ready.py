@@ -133,8 +133,10 @@ _readiness = _Readiness()
 def warm_up(block: bool = False) -> None:
     """Start getting the kernels ready; costs nothing if they are.
 
-    If numba's cache is complete, the kernels are loaded now, in this thread. If not, a process of
-    its own compiles them, and a later ``new_pool`` or ``kernels_ready`` finds them.
+    The first call imports numba to find its cache. If the cache is complete, the kernels are
+    loaded now, in this thread (0.3 s in all, of which numba is the larger part). If not, a
+    process of its own compiles them (10 to 20 s), and a later ``new_pool`` or ``kernels_ready``
+    finds them.
 
     Parameters
     ----------
@@ -246,7 +248,7 @@ def _fill_cache(folder: Path, sources: str, machine: str) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold a lock on the cache folder, where the system has such locks; a dead process holds none."""
+    """Hold a lock on the cache folder, where the system has locks; a dead process holds none."""
     try:
         import fcntl
     except ImportError:
@@ -293,6 +295,8 @@ def _identity() -> tuple[Path, str, str]:
         platform.python_implementation(),
         binding.get_host_cpu_name(),
         binding.get_host_cpu_features().flatten(),
+        getattr(numba.config, "CPU_NAME", None),
+        getattr(numba.config, "CPU_FEATURES", None),
     )
     digest = hashlib.sha256(repr(machine).encode()).hexdigest()[:16]
     return Path(cache_path), sources.hexdigest()[:16], digest

@@ -182,10 +182,17 @@ def _publish(
     from lookahead.cli.benchmark.report import print_tables, save_plot
 
     print_tables(report, with_profile=with_profile)
+    is_inexact = False
     for name, arm in report["arms"].items():
         cell = arm["overall"]
         if cell["exact"] < cell["prompts"]:
             print_note(f"{name}: {cell['prompts'] - cell['exact']} answers differ from plain.")
+            is_inexact = True
+    if is_inexact and report["settings"]["dtype"] != "float32":
+        print_note(
+            f"In {report['settings']['dtype']} near ties round either way, in the library's own "
+            "ways of decoding too: compare ids with --dtype float32."
+        )
     if json_path is not None:
         try:
             json_path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

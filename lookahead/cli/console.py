@@ -67,12 +67,13 @@ def working(what: str) -> Iterator[Tell]:
 
 def _teller_for_lines() -> Tell:
     told: list[str] = []
+    stderr = sys.stderr  # this one, also while another is put in its place
 
     def tell(stage: str, share: float | None) -> None:
         del share
         if stage not in told:
             told.append(stage)
-            print_note(f"{stage} ...")
+            print(f"{stage} ...", file=stderr, flush=True)
 
     return tell
 

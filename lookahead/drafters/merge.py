@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -52,13 +53,13 @@ class MergedDrafter:
         self._stats = stats
         self._vocab_size = vocab_size
         self._recycles = "recycled" in config.sources
-        made = [
-            d() if not hasattr(d, "draft") or isinstance(d, type) else d for d in config.drafters
-        ]
-        self._drafters: dict[int, Any] = dict(enumerate(made))
         self._names = {1: "ngrams", 2: "recycled"}
-        for source, drafter in self._drafters.items():
-            self._names[4 << source] = str(getattr(drafter, "name", type(drafter).__name__))
+        self._drafters: dict[int, Any] = dict(enumerate(config.drafters))
+        for source, drafter in enumerate(config.drafters):
+            kind = drafter if isinstance(drafter, type) else type(drafter)
+            self._names[4 << source] = str(getattr(drafter, "name", kind.__name__))
+            if isinstance(drafter, type) or not hasattr(drafter, "draft"):
+                self._guard(source, functools.partial(self._make, source, drafter))
         for bit, name in self._names.items():
             if bit >= 4 or name in config.sources:
                 stats.by_source.setdefault(name, SourceStats())
@@ -125,7 +126,14 @@ class MergedDrafter:
             self._recycle_nodes(outcome)
         self._pool.extend(outcome.chosen)
         for source in list(self._drafters):
-            self._call(source, "learn", outcome)
+            # Lists of its own: a drafter that writes into what it is shown harms nobody.
+            shown = replace(
+                outcome,
+                path=list(outcome.path),
+                chosen=list(outcome.chosen),
+                context=list(outcome.context),
+            )
+            self._call(source, "learn", shown)
 
     def _offers(self, context: list[int], max_nodes: int) -> list[Offer]:
         offers = []
@@ -162,6 +170,12 @@ class MergedDrafter:
             mine = [node for node in range(1, len(sources)) if sources[node] & bit]
             self._stats.by_source[name].offered += len(mine)
             self._stats.by_source[name].accepted += len(accepted.intersection(mine))
+
+    def _make(self, source: int, factory: Callable[[], Any]) -> None:
+        drafter = factory()
+        if not callable(getattr(drafter, "draft", None)):
+            raise TypeError(f"its factory made a {type(drafter).__name__}, which has no draft()")
+        self._drafters[source] = drafter
 
     def _call(self, source: int, method: str, *args: Any) -> None:
         function = getattr(self._drafters[source], method, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ def as_offer(
     TreeError
         If the guesses are of no known form.
     """
-    tree = _as_tree(guesses, root)
+    tree = _as_tree(guesses, root, max_nodes)
     if tree is None:
         return None, None
     tokens, parents, probabilities = [root], [ROOT], [1.0]
@@ -77,16 +78,19 @@ def as_offer(
     return offer, fault
 
 
-def _as_tree(guesses: Any, root: int) -> DraftTree | None:
+def _as_tree(guesses: Any, root: int, max_nodes: int) -> DraftTree | None:
     if guesses is None or isinstance(guesses, DraftTree):
         return guesses
     if hasattr(guesses, "tolist"):
         guesses = guesses.tolist()
     try:
-        items = list(guesses)
+        # No more is read than can be used, so that a guess without an end does no harm.
+        items = list(islice(guesses, max_nodes))
         if not items:
             return None
-        nested = [list(path) for path in items] if hasattr(items[0], "__iter__") else [items]
+        nested = [items]
+        if hasattr(items[0], "__iter__"):
+            nested = [list(islice(path, max_nodes)) for path in items]
         return DraftTree.from_paths(root, nested)
     except (TypeError, ValueError, OverflowError) as error:
         raise TreeError(

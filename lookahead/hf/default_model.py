@@ -16,7 +16,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -248,10 +248,13 @@ def load_model(
             raise ModelLoadError(message)
         source = {"gguf_file": Path(path).name}
         path = str(Path(path).parent)
+    elif not Path(path).exists() and (path.startswith((".", "/", "~")) or path.count("/") > 1):
+        # Too many parts for a name on the hub: do not go and ask there.
+        raise ModelLoadError(_load_message(name_or_path, FileNotFoundError("no such folder")))
     if progress:
         progress("Loading the model", None)
     try:
-        with quiet_library():
+        with quiet_library(), _quiet_gguf_reader() if source else nullcontext():
             tokenizer: Any = AutoTokenizer.from_pretrained(path, **source)
             model = AutoModelForCausalLM.from_pretrained(path, dtype=chosen_dtype, **source)
         return model.to(device).eval(), tokenizer
@@ -288,7 +291,7 @@ def _save_converted(gguf: Path, made: Path, tell: Progress) -> None:
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     tell("Converting the default model (once, about 20 seconds)", 0.0)
-    with quiet_library():
+    with quiet_library(), _quiet_gguf_reader():
         source = {"gguf_file": gguf.name}
         tokenizer: Any = AutoTokenizer.from_pretrained(gguf.parent, **source)
         tokenizer.save_pretrained(made)
@@ -366,6 +369,11 @@ def quiet_library() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if had_bars:
             logging.enable_progress_bar()
+
+
+def _quiet_gguf_reader() -> AbstractContextManager[Any]:
+    """Hide the bar that the reader of GGUF files draws and that no setting turns off."""
+    return redirect_stderr(io.StringIO())
 
 
 def _disk_message(error: OSError, models: Path) -> str:

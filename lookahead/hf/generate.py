@@ -7,6 +7,7 @@ caller of :func:`decode` hands over in :class:`Extras`.
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import StoppingCriteriaList
+from transformers import GenerationMixin, StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
 from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerateDecoderOnlyOutput
 
@@ -36,7 +37,15 @@ from lookahead.sequence import Sequence, TokenBuffer
 from lookahead.session import Session
 from lookahead.stats import DecodeStats
 
-__all__ = ["Extras", "Prepared", "decode", "library_loop", "prepare", "with_stop_strings"]
+__all__ = [
+    "Extras",
+    "Prepared",
+    "by_name",
+    "decode",
+    "library_loop",
+    "prepare",
+    "with_stop_strings",
+]
 
 
 @dataclass(frozen=True)
@@ -291,6 +300,26 @@ def _join(rows: list[Tensor], pad: Tensor | None) -> Tensor:
     for i, row in enumerate(rows):
         joined[i, : row.shape[1]] = row[0]
     return joined
+
+
+def by_name(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call of ``generate`` by name.
+
+    A wrapper such as an adapter passes on whatever it is given; its arguments are those of the
+    library's own ``generate``.
+
+    Raises
+    ------
+    TypeError
+        As the call itself would, if the arguments do not fit.
+    """
+    signature = inspect.signature(type(model).generate)
+    if any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values()):
+        signature = inspect.signature(GenerationMixin.generate)
+    call = dict(signature.bind(model, *args, **kwargs).arguments)
+    del call["self"]
+    call.update(call.pop("kwargs", {}))
+    return call
 
 
 def with_stop_strings(criteria: Any, strings: Any, tokenizer: Any) -> Any:

@@ -87,12 +87,6 @@ def test_errors_are_one_sentence(
     assert "Traceback" not in outcome.err
 
 
-def answers(text: str) -> list[str]:
-    """Text of each answer, without the line of figures."""
-    parts = text.split(" tokens, ")
-    return [part.rpartition("\n[")[0].partition("]\n")[2] or part for part in parts[:-1]]
-
-
 def test_chat_piped_answers_each_line(call: Any, tiny_folder: Path) -> None:
     outcome = call("chat", "-m", tiny_folder, *MODEL, "--nodes", "8", stdin="hi\n\nagain\nlast")
     assert outcome.code == 0

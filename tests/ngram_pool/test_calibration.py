@@ -3,6 +3,7 @@
 import copy
 import pickle
 
+import numba
 import numpy as np
 import pytest
 
@@ -77,9 +78,10 @@ def test_sources_that_agree_are_worth_more_than_the_best_and_less_than_independe
 
 def test_compiled_probabilities_are_those_of_python():
     from ngram_pool.kernels_ask import Scores
-    from ngram_pool.kernels_grow import _probability
+    from ngram_pool.kernels_grow import _probability as helper
     from tests.ngram_pool.oracles import random_calibration
 
+    _probability = numba.njit(lambda *arguments: helper(*arguments))  # noqa: PLW0108
     calibration = random_calibration(3)
     scores = Scores(calibration.marginal, calibration.joint, calibration.priors)
     rng = np.random.default_rng(0)

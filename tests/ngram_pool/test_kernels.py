@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
 
@@ -60,18 +61,26 @@ def test_kernels_as_plain_python_agree_with_the_reference():
     assert result.stdout.strip() == "same", result.stderr
 
 
-def test_hash_of_a_pair_is_the_same_compiled_and_plain():
-    from ngram_pool.kernels_common import _hash
+def wrapped(helper):
+    """Make a helper callable from Python."""
+    return numba.njit(lambda *arguments: helper(*arguments))  # noqa: PLW0108
 
+
+def test_hash_of_a_pair_is_the_same_compiled_and_plain():
+    from ngram_pool.kernels_common import _hash as helper
+
+    _hash = wrapped(helper)
     rng = np.random.default_rng(0)
     for first, second in rng.integers(-1, 2**31 - 1, (50, 2)).tolist():
-        assert _hash(first, second, 4095) == _hash.py_func(first, second, 4095)
+        assert _hash(first, second, 4095) == helper.py_func(first, second, 4095)
 
 
 @pytest.mark.parametrize("size", [16, 64])
 def test_open_addressing_survives_any_order_of_deletions(size):
-    from ngram_pool.kernels_common import _delete, _find, _insert
+    from ngram_pool import kernels_common as common
 
+    helpers = common._delete, common._find, common._insert
+    _delete, _find, _insert = (wrapped(helper) for helper in helpers)
     rng = np.random.default_rng(size)
     used = size * 2 // 3
     keys = np.zeros((used + 1, 2), np.int32)

@@ -1,0 +1,47 @@
+"""Short and slow answers to compare with."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+
+def kv_from_scratch(model: Any, ids: list[int]) -> DynamicCache:
+    """Return the cache of one plain pass over a text."""
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(input_ids=torch.tensor([ids]), cache=cache)
+    return cache
+
+
+def assert_same_cache(found: Any, expected: Any, atol: float = 1e-5) -> None:
+    """Compare lengths and what each layer holds; a layer may hold more than it needs."""
+    assert found.get_seq_length() == expected.get_seq_length()
+    assert len(found.layers) == len(expected.layers)
+    for mine, right in zip(found.layers, expected.layers, strict=True):
+        for name in ("keys", "values"):
+            one, other = getattr(mine, name), getattr(right, name)
+            rows = min(one.shape[-2], other.shape[-2])
+            assert rows > 0
+            torch.testing.assert_close(
+                one[..., -rows:, :], other[..., -rows:, :], atol=atol, rtol=1e-4
+            )
+
+
+def assert_cache_from_scratch(model: Any, cache: Any, ids: list[int]) -> None:
+    """Demand that a cache holds all of a text but its last token, and the right values."""
+    assert cache.get_seq_length() == len(ids) - 1
+    expected = kv_from_scratch(model, ids[:-1])
+    for mine, right in zip(cache.layers, expected.layers, strict=True):
+        assert type(mine) is type(right)
+    assert_same_cache(cache, expected)
+
+
+def next_logits(model: Any, ids: list[int]) -> torch.Tensor:
+    """Return the logits after a text, computed without any cache, float32, [vocab]."""
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
+    return copy.copy(logits.float())

@@ -6,6 +6,7 @@ Counts and times only; no text of a prompt or an answer outlives its call.
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 from lookahead.budget import CostCurve
 from lookahead.stats import DecodeStats
@@ -22,8 +23,9 @@ class Session:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._thread = threading.local()
+        self.lock = threading.Lock()
+        #: Wrappers in force, newest last; blocks in several threads may end in any order.
+        self.applied: list[Any] = []
         self.warned: set[str] = set()
         self.verdicts: dict[tuple[object, ...], str | None] = {}
         self.last: DecodeStats | None = None
@@ -34,16 +36,16 @@ class Session:
 
     def forget(self) -> None:
         """Drop calibration and cost curves; the verdict of the self-test stays."""
-        with self._lock:
+        with self.lock:
             self.calibration = Calibration()
             self._curves: dict[tuple[object, ...], CostCurve] = {}
 
     def curve(self, key: tuple[object, ...], kind: str) -> CostCurve:
         """Return the cost curve for one device, dtype, attention and thread count."""
-        with self._lock:
+        with self.lock:
             return self._curves.setdefault(key, CostCurve(kind))
 
     def curves(self) -> dict[tuple[object, ...], CostCurve]:
         """Return all cost curves measured so far."""
-        with self._lock:
+        with self.lock:
             return dict(self._curves)

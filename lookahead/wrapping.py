@@ -66,7 +66,10 @@ class AcceleratedGenerate:
         self._model = model
         self.config = config
         # A function that somebody set on the object is kept and put back; else the class's is used.
-        self.replaced: Callable[..., Any] | None = vars(model).get("generate")
+        current = vars(model).get("generate")
+        self.replaced: Callable[..., Any] | None = (
+            current.replaced if isinstance(current, AcceleratedGenerate) else current
+        )
         functools.update_wrapper(self, type(model).generate)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -150,12 +153,14 @@ def _rebuild(model: Any, config: Config, replaced: Any) -> AcceleratedGenerate:
 class Handle:
     """What :func:`accelerate` returns: the model's settings, and a block to use it in.
 
-    As a context manager it puts back what was before the call that made it.
+    As a context manager it puts back what was before the call that made it. What was learnt, and
+    the statistics of the last run, stay with the model until :func:`restore`.
     """
 
-    def __init__(self, model: Any, before: AcceleratedGenerate | None) -> None:
+    def __init__(self, model: Any, wrapper: AcceleratedGenerate) -> None:
         self.model = model
-        self._before = before
+        self.config = wrapper.config
+        self._wrapper = wrapper
 
     def __enter__(self) -> Any:
         """Return the accelerated model."""
@@ -163,10 +168,11 @@ class Handle:
 
     def __exit__(self, *_: object) -> None:
         """Put back what was before, whatever happened in the block."""
-        if self._before is None:
-            restore(self.model)
-        else:
-            self.model.generate = self._before
+        session = _session(self.model)
+        with session.lock:
+            if self._wrapper in session.applied:
+                session.applied.remove(self._wrapper)
+            _put_back(self.model, session.applied)
 
 
 def accelerate(model: Any, **settings: Any) -> Handle:
@@ -203,25 +209,32 @@ def accelerate(model: Any, **settings: Any) -> Handle:
     check_version()
     _check_model(model)
     ngram_pool.warm_up()
-    current = vars(model).get("generate")
-    before = current if isinstance(current, AcceleratedGenerate) else None
     wrapper = AcceleratedGenerate(model, config)
-    if before is not None:
-        wrapper.replaced = before.replaced
-    _session(model)
-    model.generate = wrapper
-    return Handle(model, before)
+    session = _session(model)
+    with session.lock:
+        current = vars(model).get("generate")
+        if not session.applied and isinstance(current, AcceleratedGenerate):
+            session.applied.append(current)  # a copy of a model brings its wrapper along
+        session.applied.append(wrapper)
+        model.generate = wrapper
+    return Handle(model, wrapper)
 
 
 def restore(model: Any) -> None:
     """Give a model its own ``generate`` back, and forget what was learnt; harmless if plain."""
+    _put_back(model, [])
+    vars(model).pop(SESSION, None)
+
+
+def _put_back(model: Any, applied: list[AcceleratedGenerate]) -> None:
     current = vars(model).get("generate")
-    if isinstance(current, AcceleratedGenerate):
+    if applied:
+        model.generate = applied[-1]
+    elif isinstance(current, AcceleratedGenerate):
         if current.replaced is None:
             del model.generate
         else:
             model.generate = current.replaced
-    vars(model).pop(SESSION, None)
 
 
 @overload
@@ -267,29 +280,10 @@ def _decorate(function: Callable[P, R], config: Config) -> Callable[P, R]:
             )
         with ExitStack() as stack:
             for model in models:
-                stack.enter_context(_enter(model, fields))
+                stack.enter_context(accelerate(model, **fields))
             return function(*args, **kwargs)
 
     return wrapper
-
-
-def _enter(model: Any, fields: dict[str, Any]) -> Handle:
-    session = vars(model).get(SESSION)
-    handle = accelerate(model, **fields)
-    if session is None:
-        # Between calls of the function the model is plain, but what it learnt is worth keeping.
-        handle = _Keeping(model, handle._before)
-    return handle
-
-
-class _Keeping(Handle):
-    """Restores ``generate`` and keeps the session for the next call."""
-
-    def __exit__(self, *_: object) -> None:
-        """Put back what was before; keep what was learnt."""
-        session = _session(self.model)
-        super().__exit__()
-        setattr(self.model, SESSION, session)
 
 
 def generate(

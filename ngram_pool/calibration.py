@@ -1,8 +1,8 @@
 """How often tokens with given features were accepted: all that pools learn about themselves.
 
-Counts are kept per feature of each source (marginal) and per combination of features (joint). A
-token that only one source offers is judged by the marginal count, one that several offer by the
-joint count, whose prior is made of the marginal rates.
+Counts are kept for every combination of features: what the n-grams say of a token, what the
+recycled row says, and what other drafters say. A combination that was seen little is judged by its
+prior, see priors.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,15 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngram_pool.features import (
-    FIRST_NGRAM,
-    FIRST_OFFER,
-    FIRST_RECYCLED,
-    JOINT_STRENGTH,
-    MARGINAL_STRENGTH,
-    NUM_JOINT,
-    NUM_MARGINAL,
+    NUM_BUCKETS,
     NUM_OFFER,
+    NUM_PRIORS,
     NUM_RECYCLED,
+    OFFER_PRIORS,
+    STRENGTH,
     clip,
     joint_rate,
     rate,
@@ -47,15 +44,13 @@ class Calibration:
 
     Parameters
     ----------
-    priors : array, float32, [marginal features], optional
-        Acceptance rate believed before anything was counted; see ``priors.default_priors``.
+    priors : array, float32, [priors], optional
+        Acceptance rates believed before anything was counted; see ``priors.default_priors``.
 
     Attributes
     ----------
-    marginal : array, float32, [marginal features, 2]
-        Accepted and offered, n-gram features first, then recycled, then offers.
-    joint : array, float32, [81 * 65 * 33, 2]
-        Accepted and offered per combination, flat.
+    counts : array, float32, [84 * 67 * 33, 2]
+        Accepted and offered per combination of features, flat.
 
     Raises
     ------
@@ -65,10 +60,9 @@ class Calibration:
 
     def __init__(self, priors: Float32Array | None = None) -> None:
         self.priors = default_priors() if priors is None else np.array(priors, np.float32)
-        if self.priors.shape != (NUM_MARGINAL,):
-            raise ValueError(f"Expected {NUM_MARGINAL} priors, received {self.priors.shape}.")
-        self.marginal: Float32Array = np.zeros((NUM_MARGINAL, 2), np.float32)
-        self.joint: Float32Array = np.zeros((NUM_JOINT, 2), np.float32)
+        if self.priors.shape != (NUM_PRIORS,):
+            raise ValueError(f"Expected {NUM_PRIORS} priors, received {self.priors.shape}.")
+        self.counts: Float32Array = np.zeros((NUM_BUCKETS, 2), np.float32)
 
     def probability(self, ngram: int, recycled: int, offer: int) -> float:
         """Estimate how likely a token with these features is accepted, given its parent is.
@@ -76,20 +70,18 @@ class Calibration:
         Parameters
         ----------
         ngram, recycled, offer : int
-            Features of features.py; 0 where a source does not offer the token.
+            Features of features.py; 0 where a source says nothing.
 
         Returns
         -------
         float
             From 0.0001 to 0.999.
         """
-        places = (FIRST_NGRAM + ngram, FIRST_RECYCLED + recycled, FIRST_OFFER + offer)
-        given = (ngram, recycled, offer)
-        rates = [self._rate(i) if f else 0.0 for i, f in zip(places, given, strict=True)]
-        if (ngram > 0) + (recycled > 0) + (offer > 0) < 2:
-            return clip(max(rates))
-        accepted, offered = self.joint[bucket(ngram, recycled, offer)]
-        return clip(rate(float(accepted), float(offered), joint_rate(*rates), JOINT_STRENGTH))
+        prior = float(self.priors[ngram * NUM_RECYCLED + recycled])
+        if offer:
+            prior = joint_rate(prior, float(self.priors[OFFER_PRIORS + offer]))
+        accepted, offered = self.counts[bucket(ngram, recycled, offer)]
+        return clip(rate(float(accepted), float(offered), prior, STRENGTH))
 
     def learn(self, proposal: Proposal, path: Sequence[int], chosen: Sequence[int]) -> None:
         """Count what became of the children of the accepted path.
@@ -119,20 +111,15 @@ class Calibration:
                 self._count(int(proposal.buckets[node]), accepted)
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
-        """Copy everything into plain arrays; of the joint counts only the cells in use.
+        """Copy everything into plain arrays; of the counts only the cells in use.
 
         Returns
         -------
         dict of arrays
-            ``priors``, ``marginal``, ``joint_cells`` (int32) and ``joint`` (float32, [cells, 2]).
+            ``priors``, ``cells`` (int32) and ``counts`` (float32, [cells, 2]).
         """
-        cells = np.flatnonzero(self.joint[:, OFFERED]).astype(np.int32)
-        return {
-            "priors": self.priors.copy(),
-            "marginal": self.marginal.copy(),
-            "joint_cells": cells,
-            "joint": self.joint[cells],
-        }
+        cells = np.flatnonzero(self.counts[:, OFFERED]).astype(np.int32)
+        return {"priors": self.priors.copy(), "cells": cells, "counts": self.counts[cells]}
 
     def restore(self, snapshot: Mapping[str, NDArray[Any]]) -> None:
         """Take over what ``snapshot`` returned; pools that share this object see it at once.
@@ -144,44 +131,26 @@ class Calibration:
         """
         _check_snapshot(snapshot)
         self.priors[:] = snapshot["priors"]
-        self.marginal[:] = snapshot["marginal"]
-        self.joint[:] = 0.0
-        self.joint[snapshot["joint_cells"]] = snapshot["joint"]
+        self.counts[:] = 0.0
+        self.counts[snapshot["cells"]] = snapshot["counts"]
 
     def copy(self) -> Self:
         """Return an independent copy."""
         twin = type(self)(self.priors)
-        twin.marginal[:] = self.marginal
-        twin.joint[:] = self.joint
+        twin.counts[:] = self.counts
         return twin
 
-    def _rate(self, place: int) -> float:
-        accepted, offered = self.marginal[place]
-        return rate(float(accepted), float(offered), float(self.priors[place]), MARGINAL_STRENGTH)
-
-    def _count(self, joint_bucket: int, accepted: bool) -> None:
-        features = split_bucket(joint_bucket)
-        firsts = (FIRST_NGRAM, FIRST_RECYCLED, FIRST_OFFER)
-        cells = [self.marginal[i + f] for i, f in zip(firsts, features, strict=True) if f]
-        if len(cells) > 1:
-            cells.append(self.joint[joint_bucket])
-        for cell in cells:
-            cell[ACCEPTED] += accepted
-            cell[OFFERED] += 1.0
-            if cell[OFFERED] > MOST_OFFERED:
-                cell[:] *= 0.5
+    def _count(self, place: int, accepted: bool) -> None:
+        cell = self.counts[place]
+        cell[ACCEPTED] += accepted
+        cell[OFFERED] += 1.0
+        if cell[OFFERED] > MOST_OFFERED:
+            cell[:] *= 0.5
 
 
 def bucket(ngram: int, recycled: int, offer: int) -> int:
     """Flat joint bucket of three features."""
     return (ngram * NUM_RECYCLED + recycled) * NUM_OFFER + offer
-
-
-def split_bucket(joint_bucket: int) -> tuple[int, int, int]:
-    """Undo ``bucket``."""
-    rest, offer = divmod(joint_bucket, NUM_OFFER)
-    ngram, recycled = divmod(rest, NUM_RECYCLED)
-    return ngram, recycled, offer
 
 
 def _check_path(proposal: Proposal, path: Sequence[int], chosen: Sequence[int]) -> None:
@@ -196,18 +165,17 @@ def _check_path(proposal: Proposal, path: Sequence[int], chosen: Sequence[int]) 
 
 
 def _check_snapshot(snapshot: Mapping[str, NDArray[Any]]) -> None:
-    missing = {"priors", "marginal", "joint_cells", "joint"} - set(snapshot)
+    missing = {"priors", "cells", "counts"} - set(snapshot)
     if missing:
         raise ValueError(f"Expected a snapshot of a Calibration, received none of {missing}.")
-    cells, joint = snapshot["joint_cells"], snapshot["joint"]
+    cells, counts = snapshot["cells"], snapshot["counts"]
     shapes_fit = (
-        snapshot["priors"].shape == (NUM_MARGINAL,)
-        and snapshot["marginal"].shape == (NUM_MARGINAL, 2)
+        snapshot["priors"].shape == (NUM_PRIORS,)
         and cells.ndim == 1
         and cells.dtype.kind == "i"
-        and joint.shape == (len(cells), 2)
+        and counts.shape == (len(cells), 2)
     )
-    cells_fit = shapes_fit and (not cells.size or (cells.min() >= 0 and cells.max() < NUM_JOINT))
-    numbers = (snapshot["priors"], snapshot["marginal"], joint)
+    cells_fit = shapes_fit and (not cells.size or (cells.min() >= 0 and cells.max() < NUM_BUCKETS))
+    numbers = (snapshot["priors"], counts)
     if not cells_fit or not all(np.isfinite(n).all() and (n >= 0).all() for n in numbers):
         raise ValueError("Expected the arrays of Calibration.snapshot(), received other ones.")

@@ -2,7 +2,7 @@
 
 Every function here takes and returns plain numbers, so that the same source runs in Python
 (``DictPool``) and compiled (``NgramPool``): the two cannot drift apart. Feature 0 always means
-"this source does not offer the token".
+"this source says nothing here"; that it names other tokens is a feature of its own.
 """
 
 from typing import Final
@@ -13,30 +13,32 @@ __all__ = [
     "NUM_RECYCLED",
     "joint_rate",
     "ngram_feature",
+    "ngram_others",
     "offer_feature",
     "rate",
     "recycled_feature",
+    "recycled_others",
 ]
 
 NUM_LENGTHS: Final = 8
 NUM_SHARES: Final = 5
 NUM_RANKS: Final = 4
 NUM_PROBABILITIES: Final = 8
-NUM_NGRAM: Final = 1 + NUM_LENGTHS * NUM_SHARES * 2  # 81
-NUM_RECYCLED: Final = 1 + 2 * NUM_RANKS * NUM_PROBABILITIES  # 65
+# Features from here on: the source names tokens here, and this is none of them. How much that says
+# depends on how sure the source is, so: match of 1, of 2 or 3, of more; row of the pair, the token.
+NGRAM_OTHERS: Final = 1 + NUM_LENGTHS * NUM_SHARES * 2  # 81
+RECYCLED_OTHERS: Final = 1 + 2 * NUM_RANKS * NUM_PROBABILITIES  # 65
+NUM_NGRAM: Final = NGRAM_OTHERS + 3
+NUM_RECYCLED: Final = RECYCLED_OTHERS + 2
 NUM_OFFER: Final = 1 + 4 * NUM_PROBABILITIES  # 33
+NUM_BUCKETS: Final = NUM_NGRAM * NUM_RECYCLED * NUM_OFFER
 
-# Where the features of each source start in the marginal table.
-FIRST_NGRAM: Final = 0
-FIRST_RECYCLED: Final = NUM_NGRAM
-FIRST_OFFER: Final = NUM_NGRAM + NUM_RECYCLED
-NUM_MARGINAL: Final = NUM_NGRAM + NUM_RECYCLED + NUM_OFFER
-NUM_JOINT: Final = NUM_NGRAM * NUM_RECYCLED * NUM_OFFER
+# Where the priors of offers start, behind those of all pairs of the other two features.
+OFFER_PRIORS: Final = NUM_NGRAM * NUM_RECYCLED
+NUM_PRIORS: Final = OFFER_PRIORS + NUM_OFFER
 
-# How many offers the prior is worth, alone and together; how much of the noisy-or gain is believed
-# at first.
-MARGINAL_STRENGTH: Final = 6.0
-JOINT_STRENGTH: Final = 8.0
+# How many offers the prior is worth; how much of the noisy-or gain is believed at first.
+STRENGTH: Final = 8.0
 AGREEMENT: Final = 0.3
 LOWEST: Final = 1e-4
 HIGHEST: Final = 0.999
@@ -95,6 +97,18 @@ def recycled_feature(is_single: int, rank: int, probability: float) -> int:
     return 1 + (is_single * 4 + rank_bucket(rank)) * 8 + probability_bucket(probability)
 
 
+def ngram_others(length: int) -> int:
+    """Feature of a token that the n-grams behind a match of that length do not name, 81 to 83."""
+    if length <= 1:
+        return NGRAM_OTHERS
+    return NGRAM_OTHERS + 1 if length <= 3 else NGRAM_OTHERS + 2
+
+
+def recycled_others(is_single: int) -> int:
+    """Feature of a token that the recycled row (pair or single key) does not name, 65 or 66."""
+    return RECYCLED_OTHERS + is_single
+
+
 def offer_feature(source: int, probability: float) -> int:
     """Feature of a token that another drafter offers, 1 to 32."""
     return 1 + source * 8 + probability_bucket(probability)
@@ -110,12 +124,12 @@ def clip(probability: float) -> float:
     return min(max(probability, LOWEST), HIGHEST)
 
 
-def joint_rate(first: float, second: float, third: float) -> float:
-    """Prior of a token offered by several sources, from their own rates (0 = not offered).
+def joint_rate(own: float, offered: float) -> float:
+    """Prior of a token that other drafters offer, too (0 = not offered).
 
     Sources that agree are worth more than the best of them and less than independent ones: the
     best rate plus a part of what noisy-or would add.
     """
-    best = max(first, second, third)
-    noisy_or = 1.0 - (1.0 - first) * (1.0 - second) * (1.0 - third)
+    best = max(own, offered)
+    noisy_or = 1.0 - (1.0 - own) * (1.0 - offered)
     return best + AGREEMENT * (noisy_or - best)

@@ -9,7 +9,13 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ngram_pool.features import ngram_feature, offer_feature, recycled_feature
+from ngram_pool.features import (
+    ngram_feature,
+    ngram_others,
+    offer_feature,
+    recycled_feature,
+    recycled_others,
+)
 from ngram_pool.kernels_common import _find, helper
 from ngram_pool.layout import (
     LENGTH,
@@ -52,8 +58,7 @@ MOST_OWN: Final = 2 * TOP + ROW_WIDTH  # candidates of a node that come from no 
 class Scores(NamedTuple):
     """The arrays of a calibration."""
 
-    marginal: Float32Array
-    joint: Float32Array
+    counts: Float32Array
     priors: Float32Array
 
 
@@ -79,6 +84,7 @@ class Growth(NamedTuple):
     states: Int64Array  # [nodes], state that the path to the node matches
     lengths: Int64Array  # [nodes], tokens matched
     depths: Int64Array  # [nodes]
+    others: Int64Array  # [2], n-gram and recycled feature of tokens that the source leaves out
     first_child: Int64Array  # [offered nodes]
     next_sibling: Int64Array  # [offered nodes]
 
@@ -133,6 +139,7 @@ def _ask_ngrams(text: TextArrays, growth: Growth, node: int, first: int, end: in
     if state == ROOT or total == 0:
         return end
     length = min(growth.lengths[node], states[state, LENGTH])
+    growth.others[0] = ngram_others(length)
     end = _ask_state(text, growth, state, length, first, end)
     for _ in range(MAX_CHAIN):
         state = states[state, LINK]
@@ -157,6 +164,7 @@ def _ask_rows(
         is_single = 1
     if number == 0:
         return end
+    growth.others[1] = recycled_others(is_single)
     cells = growth.cells
     for rank in range(ROW_WIDTH):
         following = rows.tokens[number, rank]

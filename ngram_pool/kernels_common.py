@@ -71,6 +71,8 @@ for _name in (
     "share_bucket",
     "probability_bucket",
     "rank_bucket",
+    "ngram_others",
+    "recycled_others",
     "ngram_feature",
     "recycled_feature",
     "offer_feature",

@@ -9,13 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngram_pool.features import (
-    FIRST_NGRAM,
-    FIRST_OFFER,
-    FIRST_RECYCLED,
-    JOINT_STRENGTH,
-    MARGINAL_STRENGTH,
     NUM_OFFER,
     NUM_RECYCLED,
+    OFFER_PRIORS,
+    STRENGTH,
     clip,
     joint_rate,
     rate,
@@ -82,22 +79,15 @@ def _pop(heap: Int64Array, probs: NDArray[np.float64], size: int) -> int:
 
 
 @helper
-def _marginal(scores: Scores, place: int) -> float:
-    accepted, offered = float(scores.marginal[place, 0]), float(scores.marginal[place, 1])
-    return rate(accepted, offered, float(scores.priors[place]), MARGINAL_STRENGTH)
-
-
-@helper
 def _probability(scores: Scores, ngram: int, recycled: int, offer: int) -> float:
     """Compiled twin of ``Calibration.probability``."""
-    first = _marginal(scores, FIRST_NGRAM + ngram) if ngram > 0 else 0.0
-    second = _marginal(scores, FIRST_RECYCLED + recycled) if recycled > 0 else 0.0
-    third = _marginal(scores, FIRST_OFFER + offer) if offer > 0 else 0.0
-    if int(ngram > 0) + int(recycled > 0) + int(offer > 0) < 2:
-        return clip(max(first, second, third))
-    cell = (ngram * NUM_RECYCLED + recycled) * NUM_OFFER + offer
-    accepted, offered = float(scores.joint[cell, 0]), float(scores.joint[cell, 1])
-    return clip(rate(accepted, offered, joint_rate(first, second, third), JOINT_STRENGTH))
+    own = ngram * NUM_RECYCLED + recycled
+    prior = float(scores.priors[own])
+    if offer > 0:
+        prior = joint_rate(prior, float(scores.priors[OFFER_PRIORS + offer]))
+    cell = own * NUM_OFFER + offer
+    accepted, offered = float(scores.counts[cell, 0]), float(scores.counts[cell, 1])
+    return clip(rate(accepted, offered, prior, STRENGTH))
 
 
 @helper
@@ -108,6 +98,7 @@ def _expand(
     cells = growth.cells
     asked = growth.taken[node]
     last = end
+    growth.others[0] = growth.others[1] = 0
     if sources.use_ngrams:
         last = _ask_ngrams(sources.text, growth, node, end, last)
     if sources.use_rows:
@@ -115,6 +106,10 @@ def _expand(
     last = _ask_offers(sources.offers, growth, asked, end, last)
     kept = end
     for place in range(end, last):
+        if cells[place, NGRAM] == 0:
+            cells[place, NGRAM] = growth.others[0]
+        if cells[place, RECYCLED] == 0:
+            cells[place, RECYCLED] = growth.others[1]
         ngram, recycled, offer = cells[place, NGRAM], cells[place, RECYCLED], cells[place, OFFER]
         path = growth.probs[asked] * _probability(sources.scores, ngram, recycled, offer)
         if path >= min_probability:

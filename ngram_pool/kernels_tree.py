@@ -56,6 +56,7 @@ def _work_space(max_nodes: int, offers: FlatOffers) -> Growth:
         np.empty(max_nodes + 1, np.int64),
         np.empty(max_nodes + 1, np.int64),
         np.zeros(max_nodes + 1, np.int64),
+        np.zeros(2, np.int64),
         np.full(num_offered, NONE, np.int64),
         np.full(num_offered, NONE, np.int64),
     )
@@ -146,7 +147,7 @@ def _write_out(
 @entry(
     f"i8({INT64}, {INT32_2D}, {INT32_2D}, {INT32}, "
     f"{INT64}, {INT32_2D}, {INT32_2D}, {FLOAT32_2D}, {INT32}, "
-    f"{FLOAT32_2D}, {FLOAT32_2D}, {FLOAT32}, "
+    f"{FLOAT32_2D}, {FLOAT32}, "
     f"{INT64}, {INT64}, {FLOAT32}, {INT64}, {INT64}, "
     f"b1, b1, i8, i8, i8, i8, f8, {FLOAT32}, {INT64_2D}, {FLOAT32}, {INT32}, u1[::1])"
 )
@@ -160,8 +161,7 @@ def _propose(  # arrays one by one: numba takes them several times faster than i
     row_tokens: Int32Array,
     row_probs: Float32Array,
     row_slots: Int32Array,
-    marginal: Float32Array,
-    joint: Float32Array,
+    counts: Float32Array,
     priors: Float32Array,
     offer_tokens: Int64Array,
     offer_parents: Int64Array,
@@ -187,7 +187,7 @@ def _propose(  # arrays one by one: numba takes them several times faster than i
         TextArrays(text_header, states, edges, edge_slots),
         RowArrays(row_header, row_keys, row_tokens, row_probs, row_slots),
         offers,
-        Scores(marginal, joint, priors),
+        Scores(counts, priors),
         use_ngrams,
         use_rows,
     )

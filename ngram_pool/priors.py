@@ -1,59 +1,116 @@
-"""What is believed before anything was counted: one prior per feature.
+"""What is believed before anything was counted: how likely a token is, by what sources say of it.
 
-The formulas are small, smooth and meant to be replaced: pass other tables to ``Calibration``. They
-are evaluated once, at the middle of each bucket, so pools only ever read a table.
+Logistic formulas in a few numbers, fitted once to what became of the guesses of a small model on
+prompts of many kinds (docs/log.md); counts soon replace them. They are evaluated once, at the
+middle of each bucket, so pools only ever read a table.
 """
 
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ngram_pool.features import (
-    FIRST_OFFER,
-    FIRST_RECYCLED,
-    NUM_LENGTHS,
-    NUM_MARGINAL,
+    NGRAM_OTHERS,
+    NUM_NGRAM,
+    NUM_PRIORS,
     NUM_PROBABILITIES,
-    NUM_RANKS,
+    NUM_RECYCLED,
     NUM_SHARES,
+    OFFER_PRIORS,
+    RECYCLED_OTHERS,
 )
 from ngram_pool.layout import Float32Array
 
 __all__ = ["default_priors"]
 
-# Middles of the buckets of features.py.
+# Middles of the buckets of features.py. Shares: seen once, 3 in between, always.
 LENGTHS: Final = (1.0, 2.0, 3.0, 4.0, 5.5, 8.0, 12.0, 24.0)
-SHARES: Final = (0.67, 0.2, 0.5, 0.8, 0.92)  # seen once counts as two thirds of always
+SHARES: Final = (0.5, 0.2, 0.5, 0.8, 0.5)
 PROBABILITIES: Final = (0.01, 0.035, 0.07, 0.15, 0.27, 0.45, 0.67, 0.9)
+RANKS: Final = (0.0, 1.0, 2.5, 5.5)
 
-RECENT_BONUS: Final = 0.04
-PAIR_TRUST: Final = 0.8
-SINGLE_TRUST: Final = 0.5
+SEEN_ONCE: Final = 0
+ALWAYS: Final = NUM_SHARES - 1
 OFFER_TRUST: Final = 0.7
 
+# Weights of _ngram_terms and _recycled_terms, then of the kind of silence of the other source.
+NGRAM_ALONE: Final = (-0.04, 0.21, -1.54, 0.82, 0.86, 0.73, -0.1, 0.1, -0.72, -0.77)
+RECYCLED_ALONE: Final = (-0.91, -1.0, 0.36, 0.23, -0.99, 0.12, -0.25, -0.36, -1.42)
+BOTH: Final = (0.02, 0.27, -0.34, 1.18, 0.07, 0.41, -0.08, 0.12, -0.16, 0.33, 0.06, -0.57)
 
-def ngram_prior(length: float, share: float, is_recent: bool) -> float:
-    """Longer matches and larger shares are trusted more; the latest continuation a little more."""
-    return (0.35 + 0.06 * min(length, 8.0)) * share + RECENT_BONUS * is_recent
+
+def _logit(probability: float) -> float:
+    return float(np.log(probability / (1.0 - probability)))
+
+
+def _ngram_terms(feature: int) -> list[float]:
+    """Seen once, always, else; log length in either case; share; is the most recent one."""
+    kind, recent = divmod(feature - 1, 2)
+    length, share = divmod(kind, NUM_SHARES)
+    log_length = float(np.log(LENGTHS[length]))
+    sure = share in {SEEN_ONCE, ALWAYS}
+    return [
+        float(share == SEEN_ONCE),
+        float(share == ALWAYS),
+        float(not sure),
+        log_length * sure,
+        log_length * (not sure),
+        _logit(SHARES[share]),
+        float(recent and share != SEEN_ONCE),
+    ]
+
+
+def _recycled_terms(feature: int) -> list[float]:
+    """Pair or single row, each with the logit of its probability; rank."""
+    kind, probability = divmod(feature - 1, NUM_PROBABILITIES)
+    is_single, rank = divmod(kind, len(RANKS))
+    logit = _logit(PROBABILITIES[probability])
+    return [
+        float(not is_single),
+        float(is_single),
+        logit * (not is_single),
+        logit * is_single,
+        float(np.log1p(RANKS[rank])),
+    ]
+
+
+def _one_hot(place: int, size: int) -> list[float]:
+    return [float(i == place) for i in range(size)]
+
+
+def _prior(ngram: int, recycled: int) -> float:
+    """Compute the rate of a token with these features; 0 if neither source names it."""
+    by_ngram = 0 < ngram < NGRAM_OTHERS
+    by_recycled = 0 < recycled < RECYCLED_OTHERS
+    if by_ngram and by_recycled:
+        terms = _ngram_terms(ngram) + _recycled_terms(recycled)
+        weights: tuple[float, ...] = BOTH
+    elif by_ngram:
+        # Silence of the rows, a pair's row that leaves the token out, a single token's.
+        terms = _ngram_terms(ngram) + _one_hot(max(0, recycled - RECYCLED_OTHERS + 1), 3)
+        weights = NGRAM_ALONE
+    elif by_recycled:
+        terms = _recycled_terms(recycled) + _one_hot(max(0, ngram - NGRAM_OTHERS + 1), 4)
+        weights = RECYCLED_ALONE
+    else:
+        return 0.0
+    score: NDArray[np.float64] = np.dot(terms, weights)
+    return float(1.0 / (1.0 + np.exp(-score)))
 
 
 def default_priors() -> Float32Array:
-    """Compute the prior of every feature.
+    """Compute all priors.
 
     Returns
     -------
-    array, float32, [marginal features]
-        n-gram features first, then recycled, then offers; entry 0 of each part is 0.
+    array, float32, [84 * 67 + 33]
+        Of every pair of an n-gram and a recycled feature, flat; then of every offer feature.
     """
-    priors = np.zeros(NUM_MARGINAL, np.float32)
-    for i in range(NUM_LENGTHS):
-        for j in range(NUM_SHARES):
-            for recent in (False, True):
-                place = 1 + (i * NUM_SHARES + j) * 2 + recent
-                priors[place] = ngram_prior(LENGTHS[i], SHARES[j], recent)
+    priors = np.zeros(NUM_PRIORS, np.float32)
+    for ngram in range(NUM_NGRAM):
+        for recycled in range(NUM_RECYCLED):
+            priors[ngram * NUM_RECYCLED + recycled] = _prior(ngram, recycled)
     middles = np.array(PROBABILITIES, np.float32)
-    pair = np.tile(PAIR_TRUST * middles, NUM_RANKS)
-    single = np.tile(SINGLE_TRUST * middles, NUM_RANKS)
-    priors[FIRST_RECYCLED + 1 : FIRST_OFFER] = np.concatenate([pair, single])
-    priors[FIRST_OFFER + 1 :] = np.tile(OFFER_TRUST * middles, 32 // NUM_PROBABILITIES)
+    priors[OFFER_PRIORS + 1 :] = np.tile(OFFER_TRUST * middles, 32 // NUM_PROBABILITIES)
     return priors

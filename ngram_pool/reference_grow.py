@@ -8,7 +8,13 @@ import numpy as np
 
 from ngram_pool.calibration import Calibration, bucket
 from ngram_pool.checks import Limits
-from ngram_pool.features import ngram_feature, offer_feature, recycled_feature
+from ngram_pool.features import (
+    ngram_feature,
+    ngram_others,
+    offer_feature,
+    recycled_feature,
+    recycled_others,
+)
 from ngram_pool.layout import MAX_CHAIN, NGRAM_SOURCE, OFFER_SOURCE, RECYCLED_SOURCE
 from ngram_pool.proposal import Offer, Proposal
 from ngram_pool.reference_text import Rows, State, Text
@@ -89,45 +95,56 @@ class Grower:
     def _ask(self, node: Candidate, previous: int | None) -> list[Candidate]:
         """All candidates behind a node, each token once."""
         found: dict[int, Candidate] = {}
-        self._ask_ngrams(node, found)
-        self._ask_rows(node, previous, found)
+        ngram = self._ask_ngrams(node, found)
+        recycled = self._ask_rows(node, previous, found)
         self._ask_offers(node, found)
         for candidate in found.values():
+            candidate.ngram = candidate.ngram or ngram
+            candidate.recycled = candidate.recycled or recycled
             conditional = self.calibration.probability(
                 candidate.ngram, candidate.recycled, candidate.offer
             )
             candidate.probability = node.probability * conditional
         return list(found.values())
 
-    def _ask_ngrams(self, node: Candidate, found: dict[int, Candidate]) -> None:
-        """Ask the longest match with a next token, and the next shorter one that was seen more."""
+    def _ask_ngrams(self, node: Candidate, found: dict[int, Candidate]) -> int:
+        """Ask the longest match with a next token, and the next shorter one that was seen more.
+
+        Returns the feature of tokens that neither names.
+        """
         state = node.state
         for _ in range(MAX_CHAIN):
             if state is None or state.total:
                 break
             state = state.link
         if state is None or not state.total:
-            return
-        _ask_state(state, min(node.length, state.length), node, found)
+            return 0
+        length = min(node.length, state.length)
+        _ask_state(state, length, node, found)
         shorter = state.link
         for _ in range(MAX_CHAIN):
             if shorter is None or shorter.link is None:
-                return
+                break
             if shorter.total > state.total:
                 _ask_state(shorter, shorter.length, node, found)
-                return
+                break
             shorter = shorter.link
+        return ngram_others(length)
 
-    def _ask_rows(self, node: Candidate, previous: int | None, found: dict[int, Candidate]) -> None:
-        """Ask the row of the pair; if there is none, that of the token."""
+    def _ask_rows(self, node: Candidate, previous: int | None, found: dict[int, Candidate]) -> int:
+        """Ask the row of the pair; if there is none, that of the token.
+
+        Returns the feature of tokens that the row does not name.
+        """
         if self.rows is None:
-            return
+            return 0
         row, is_single = self.rows.find(previous, node.token)
         for rank, token, probability in row.places if row else ():
             candidate = _candidate(token, node, found)
             if not candidate.recycled:
                 candidate.recycled = recycled_feature(is_single, rank, probability)
                 candidate.sources |= RECYCLED_SOURCE
+        return recycled_others(is_single) if row else 0
 
     def _ask_offers(self, node: Candidate, found: dict[int, Candidate]) -> None:
         """Ask the offers that hold the node; the most confident one gives the feature."""

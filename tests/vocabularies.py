@@ -33,3 +33,11 @@ def byte_tokenizer() -> Any:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def letter_tokenizer(vocab: int = VOCAB) -> Any:
+    """Return a tokenizer for which every id is one letter: ``a`` is 64."""
+    letters = [chr(33 + i) if 33 + i < 127 else chr(0xC0 + i) for i in range(vocab)]
+    backend = Tokenizer(models.BPE({c: i for i, c in enumerate(letters)}, []))
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=backend)

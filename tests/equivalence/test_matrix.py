@@ -12,7 +12,7 @@ from transformers import DynamicCache
 
 import lookahead
 from tests.drafters import ALL, BADLY_BEHAVED, WELL_BEHAVED, Endless
-from tests.helpers import FAMILIES, Recorder, prompt, quietly, shared
+from tests.helpers import FAMILIES, Recorder, fresh, prompt, quietly, shared
 from tests.oracles import assert_cache_from_scratch
 
 NEW = 20
@@ -48,6 +48,7 @@ def _check(drafter: str, family: str, attention: str, nodes: Any, mode: str) -> 
     streamer, cache = Recorder(), DynamicCache(config=model.config)
 
     def generate() -> Any:
+        lookahead.restore(model)
         with lookahead.accelerate(model, **settings):
             torch.manual_seed(3)
             return model.generate(
@@ -105,7 +106,7 @@ def test_a_drafter_that_breaks_its_contract_changes_no_sample(drafter, family):
 
 @pytest.mark.parametrize("drafter", ["raises", "string", "too-large-tokens"])
 def test_a_drafter_that_breaks_its_contract_is_reported_once(drafter):
-    model = shared()
+    model = fresh()
     with (
         lookahead.accelerate(model, **ALL[drafter](prompt(30)[0].tolist())),
         pytest.warns(lookahead.LookaheadWarning, match="output is not affected") as warned,

@@ -76,9 +76,11 @@ def children(text, rows, offers, calibration, path):
     """Probability of each token behind a path; `rows` is a dict of (previous, token)."""
     whole = text + path
     found = {}  # token -> [ngram, recycled, offer]
-    for token, feature in ngram_children(text, whole):
+    by_ngram, ngram_others = ngram_children(text, whole)
+    by_row, row_others = recycled_children(rows, whole)
+    for token, feature in by_ngram:
         found.setdefault(token, [feature, 0, 0])
-    for token, feature in recycled_children(rows, whole):
+    for token, feature in by_row:
         entry = found.setdefault(token, [0, 0, 0])
         entry[1] = entry[1] or feature
     best = {}
@@ -88,21 +90,28 @@ def children(text, rows, offers, calibration, path):
             if probability > best.get(token, -1.0):
                 best[token] = probability
                 entry[2] = features.offer_feature(offer.source, probability)
-    return {token: calibration.probability(*entry) for token, entry in found.items()}
+    return {
+        token: calibration.probability(ngram or ngram_others, recycled or row_others, offer)
+        for token, (ngram, recycled, offer) in found.items()
+    }
 
 
 def ngram_children(text, whole):
-    """Of the longest suffix with a next token, then of the next shorter one seen more often."""
+    """Of the longest suffix with a next token, then of the next shorter one seen more often.
+
+    And the feature of every token that neither names.
+    """
     used = []
     for size in range(len(whole), 0, -1):
         following = next_tokens(text, whole[-size:])
         if len(following) > (len(used[-1][1]) if used else 0):
             used.append((size, following))
-    return [
+    named = [
         (token, features.ngram_feature(size, count, len(following), int(following[-1] == token)))
         for size, following in used[:2]
         for token, count in top_of(following)
     ]
+    return named, features.ngram_others(used[0][0]) if used else 0
 
 
 def recycled_children(rows, whole):
@@ -110,10 +119,11 @@ def recycled_children(rows, whole):
     pair = (whole[-2], whole[-1]) if len(whole) > 1 else None
     single = pair not in rows
     row = rows.get((None, whole[-1]), []) if single else rows[pair]
-    return [
+    named = [
         (token, features.recycled_feature(int(single), rank, probability))
         for rank, (token, probability) in enumerate(row)
     ]
+    return named, features.recycled_others(int(single)) if row else 0
 
 
 def offered_children(offer, path):
@@ -161,11 +171,8 @@ def paths_of(proposal):
 def random_calibration(seed):
     """Counts and priors that are all different, so that ties are rare."""
     rng = np.random.default_rng(seed)
-    priors = rng.uniform(0.05, 0.9, features.NUM_MARGINAL).astype(np.float32)
+    priors = rng.uniform(0.05, 0.9, features.NUM_PRIORS).astype(np.float32)
     calibration = ngram_pool.Calibration(priors)
-    offered = rng.integers(0, 50, features.NUM_MARGINAL)
-    calibration.marginal[:, 1] = offered
-    calibration.marginal[:, 0] = offered * rng.random(features.NUM_MARGINAL)
-    calibration.joint[:, 1] = rng.integers(0, 50, features.NUM_JOINT)
-    calibration.joint[:, 0] = calibration.joint[:, 1] * rng.random(features.NUM_JOINT)
+    calibration.counts[:, 1] = rng.integers(0, 50, features.NUM_BUCKETS)
+    calibration.counts[:, 0] = calibration.counts[:, 1] * rng.random(features.NUM_BUCKETS)
     return calibration

@@ -1,6 +1,7 @@
 """What is learned, kept and believed at first."""
 
 import copy
+import itertools
 import pickle
 
 import numba
@@ -8,8 +9,8 @@ import numpy as np
 import pytest
 
 import ngram_pool
-from ngram_pool import Calibration, features, priors
-from ngram_pool.calibration import MOST_OFFERED, bucket, split_bucket
+from ngram_pool import Calibration, features
+from ngram_pool.calibration import MOST_OFFERED, bucket
 
 
 @pytest.fixture
@@ -38,8 +39,8 @@ def test_only_children_of_the_path_are_counted():
     proposal = pool.propose(6)
     pool.learn(proposal, [0], [5])
     children = (proposal.parents[1:] == 0).sum()
-    assert pool.calibration.marginal[:, 1].sum() == children
-    assert pool.calibration.marginal[:, 0].sum() == 1
+    assert pool.calibration.counts[:, 1].sum() == children
+    assert pool.calibration.counts[:, 0].sum() == 1
 
 
 def test_every_node_of_the_path_teaches(taught):
@@ -47,10 +48,7 @@ def test_every_node_of_the_path_teaches(taught):
     child = int(np.flatnonzero(proposal.parents[1:] == 0)[0]) + 1
     taught.learn(proposal, [0, child], [int(proposal.tokens[child]), 99])
     offered = np.isin(proposal.parents[1:], [0, child])
-    joint = [
-        b for b in proposal.buckets[1:][offered] if sum(f > 0 for f in split_bucket(int(b))) > 1
-    ]
-    assert taught.calibration.joint[:, 1].sum() == len(joint)
+    assert taught.calibration.counts[:, 1].sum() == offered.sum()
 
 
 @pytest.mark.parametrize(
@@ -61,19 +59,36 @@ def test_paths_that_are_none_are_refused(taught, path, chosen):
         taught.learn(taught.propose(4), path, chosen)
 
 
-def test_one_source_is_judged_by_its_marginal_rate():
+def test_every_combination_of_features_has_counts_of_its_own():
     calibration = Calibration()
-    calibration.marginal[5] = (3, 4)
-    expected = features.rate(3, 4, float(calibration.priors[5]), 6.0)
-    assert calibration.probability(5, 0, 0) == pytest.approx(expected)
+    calibration.counts[bucket(5, 7, 0)] = (3, 4)
+    prior = float(calibration.priors[5 * features.NUM_RECYCLED + 7])
+    expected = features.rate(3, 4, prior, features.STRENGTH)
+    assert calibration.probability(5, 7, 0) == pytest.approx(expected)
+    assert calibration.probability(5, 0, 0) == Calibration().probability(5, 0, 0)
+    assert calibration.probability(5, 7, 9) == Calibration().probability(5, 7, 9)
 
 
-def test_sources_that_agree_are_worth_more_than_the_best_and_less_than_independent_ones():
+def test_an_offer_that_agrees_is_worth_more_than_the_best_and_less_than_an_independent_one():
     calibration = Calibration()
-    alone = [calibration.probability(*f) for f in ((40, 0, 0), (0, 20, 0), (0, 0, 30))]
+    own, offered = calibration.probability(40, 20, 0), calibration.probability(0, 0, 30)
     together = calibration.probability(40, 20, 30)
-    independent = 1 - np.prod([1 - p for p in alone])
-    assert max(alone) < together < independent
+    assert max(own, offered) < together < 1 - (1 - own) * (1 - offered)
+
+
+@pytest.mark.parametrize("length", [1, 2, 4, 12])
+def test_a_source_that_names_other_tokens_speaks_against_a_guess(length):
+    """What only one source knows is worth less where the other one had something to say."""
+    calibration = Calibration()
+    recycled = features.recycled_feature(0, 0, 0.6)
+    named = features.ngram_feature(length, 1, 1, 1)
+    others = features.ngram_others(length)
+    against = calibration.probability(others, recycled, 0)
+    assert against < calibration.probability(0, recycled, 0) or length == 1
+    assert against < calibration.probability(named, recycled, 0)
+    assert calibration.probability(
+        named, features.recycled_others(0), 0
+    ) < calibration.probability(named, recycled, 0)
 
 
 def test_compiled_probabilities_are_those_of_python():
@@ -83,9 +98,9 @@ def test_compiled_probabilities_are_those_of_python():
 
     _probability = numba.njit(lambda *arguments: helper(*arguments))  # noqa: PLW0108
     calibration = random_calibration(3)
-    scores = Scores(calibration.marginal, calibration.joint, calibration.priors)
+    scores = Scores(calibration.counts, calibration.priors)
     rng = np.random.default_rng(0)
-    for given in rng.integers(0, (81, 65, 33), (99, 3)).tolist():
+    for given in rng.integers(0, (84, 67, 33), (99, 3)).tolist():
         if any(given):
             assert _probability(scores, *given) == calibration.probability(*given)
 
@@ -94,11 +109,11 @@ def test_counts_are_halved_before_they_lose_precision():
     pool = ngram_pool.DictPool()
     pool.extend([1, 2, 1])
     proposal = pool.propose(1)
-    pool.calibration.marginal[:, 1] = MOST_OFFERED
-    pool.calibration.marginal[:, 0] = MOST_OFFERED / 4
+    pool.calibration.counts[:, 1] = MOST_OFFERED
+    pool.calibration.counts[:, 0] = MOST_OFFERED / 4
     before = proposal.probabilities[1]
     pool.learn(proposal, [0], [2])
-    assert pool.calibration.marginal[:, 1].min() <= MOST_OFFERED / 2 + 1
+    assert pool.calibration.counts[:, 1].min() <= MOST_OFFERED / 2 + 1
     assert pool.propose(1).probabilities[1] == pytest.approx(0.25, abs=1e-3)
     assert before != 0.25
 
@@ -116,9 +131,8 @@ def test_pools_share_a_calibration(kind):
 def test_snapshot_copy_and_pickle_keep_every_count():
     rng = np.random.default_rng(1)
     original = Calibration()
-    original.marginal[:] = rng.random(original.marginal.shape)
-    cells = rng.integers(0, len(original.joint), 100)
-    original.joint[cells] = rng.random((100, 2))
+    cells = rng.integers(0, len(original.counts), 100)
+    original.counts[cells] = rng.random((100, 2))
     restored = Calibration()
     restored.restore(original.snapshot())
     for twin in (
@@ -127,33 +141,33 @@ def test_snapshot_copy_and_pickle_keep_every_count():
         copy.deepcopy(original),
         pickle.loads(pickle.dumps(original)),
     ):
-        np.testing.assert_array_equal(twin.marginal, original.marginal)
-        np.testing.assert_array_equal(twin.joint, original.joint)
+        np.testing.assert_array_equal(twin.counts, original.counts)
         np.testing.assert_array_equal(twin.priors, original.priors)
-        twin.marginal += 1
-    assert original.marginal.max() < 1
+        twin.counts += 1
+    assert original.counts.max() < 1
 
 
 def test_a_snapshot_that_does_not_fit_changes_nothing():
     calibration = Calibration()
-    calibration.marginal += 1
+    calibration.counts[:9] += 1
     good = calibration.snapshot()
     bad = [
         {},
-        good | {"marginal": np.zeros((3, 2), np.float32)},
-        good | {"marginal": good["marginal"] * np.nan},
-        good | {"marginal": -good["marginal"]},
-        good | {"joint_cells": np.array([-1]), "joint": np.ones((1, 2))},
-        good | {"joint_cells": np.array([0]), "joint": np.ones((2, 2))},
+        good | {"priors": np.zeros(3, np.float32)},
+        good | {"counts": good["counts"] * np.nan},
+        good | {"counts": -good["counts"]},
+        good | {"cells": np.array([-1]), "counts": np.ones((1, 2))},
+        good | {"cells": np.array([0]), "counts": np.ones((2, 2))},
     ]
     for snapshot in bad:
         with pytest.raises(ValueError, match="Expected"):
             calibration.restore(snapshot)
-        assert (calibration.marginal == 1).all()
+        assert (calibration.counts[:9] == 1).all()
+        assert (calibration.counts[9:] == 0).all()
 
 
 def test_priors_can_be_replaced_and_have_one_value_a_feature():
-    flat = np.full(features.NUM_MARGINAL, 0.5, np.float32)
+    flat = np.full(features.NUM_PRIORS, 0.5, np.float32)
     assert Calibration(flat).probability(1, 0, 0) == pytest.approx(0.5)
     with pytest.raises(ValueError, match="priors"):
         Calibration(flat[:-1])
@@ -176,26 +190,32 @@ def test_features_cover_their_range_without_gaps():
     }
     offer = {features.offer_feature(s, p) for s in range(4) for p in probabilities}
     assert ngram == set(range(1, 81))
+    assert {features.ngram_others(length) for length in lengths} == {81, 82, 83}
     assert recycled == set(range(1, 65))
+    assert {features.recycled_others(single) for single in (0, 1)} == {65, 66}
     assert offer == set(range(1, 33))
 
 
-def test_features_and_buckets_convert_back():
-    for given in ((0, 0, 0), (80, 64, 32), (1, 0, 5), (0, 7, 0)):
-        assert split_bucket(bucket(*given)) == given
+def test_no_two_combinations_share_a_bucket():
+    combinations = itertools.product(range(84), range(67), range(33))
+    assert sorted(bucket(*given) for given in combinations) == list(range(features.NUM_BUCKETS))
 
 
 def test_priors_rise_with_length_share_and_probability():
-    table = priors.default_priors()
-    assert ((table >= 0) & (table < 1)).all()
-    for first, second in [
-        (features.ngram_feature(1, 2, 2, 1), features.ngram_feature(8, 2, 2, 1)),
-        (features.ngram_feature(4, 1, 4, 0), features.ngram_feature(4, 3, 4, 0)),
-        (features.ngram_feature(4, 3, 4, 0), features.ngram_feature(4, 3, 4, 1)),
-    ]:
-        assert table[first] < table[second]
-    pair = table[features.FIRST_RECYCLED + features.recycled_feature(0, 0, 0.7)]
-    single = table[features.FIRST_RECYCLED + features.recycled_feature(1, 0, 0.7)]
-    assert pair > single
-    low = table[features.FIRST_OFFER + features.offer_feature(3, 0.1)]
-    assert low < table[features.FIRST_OFFER + features.offer_feature(3, 0.9)]
+    calibration = Calibration()
+    assert ((calibration.priors >= 0) & (calibration.priors < 1)).all()
+
+    def by_ngram(*given):
+        return calibration.probability(features.ngram_feature(*given), 0, 0)
+
+    def by_row(*given):
+        return calibration.probability(0, features.recycled_feature(*given), 0)
+
+    assert by_ngram(1, 2, 2, 1) < by_ngram(8, 2, 2, 1)
+    assert by_ngram(4, 1, 4, 0) < by_ngram(4, 3, 4, 0)
+    assert by_row(0, 0, 0.1) < by_row(0, 0, 0.9)
+    assert by_row(0, 2, 0.1) < by_row(0, 0, 0.1)
+    assert by_row(1, 0, 0.7) < by_row(0, 0, 0.7)
+    assert calibration.probability(0, 0, features.offer_feature(3, 0.1)) < calibration.probability(
+        0, 0, features.offer_feature(3, 0.9)
+    )

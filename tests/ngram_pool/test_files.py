@@ -111,7 +111,7 @@ def test_foreign_files_are_refused_in_one_sentence(kind, tmp_path):
         ("row_probs", np.full((1, 8), np.nan, np.float32)),
         ("max_rows", np.array(0)),
         ("max_tokens", np.array("x")),
-        ("calibration_joint", np.ones((5, 2), np.float32)),
+        ("calibration_counts", np.ones((5, 2), np.float32)),
     ],
 )
 def test_a_well_formed_file_with_wrong_content_is_refused(kind, tmp_path, name, value, monkeypatch):

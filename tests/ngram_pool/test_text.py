@@ -132,11 +132,11 @@ def test_clear_forgets_everything_but_the_calibration(pool):
     pool.extend([1, 2, 1, 2])
     pool.recycle([1], [2], [[3]], [[0.5]])
     pool.learn(pool.propose(4), [0], [1])
-    learned = pool.calibration.marginal.copy()
+    learned = pool.calibration.counts.copy()
     pool.clear()
     assert len(pool) == 0
     assert pool.stats()[:3] == (0, 1, 0)
-    np.testing.assert_array_equal(pool.calibration.marginal, learned)
+    np.testing.assert_array_equal(pool.calibration.counts, learned)
 
 
 @pytest.mark.parametrize("bounds", [{"max_tokens": 1}, {"max_rows": 0}, {"max_tokens": -4}])

@@ -1,0 +1,75 @@
+"""Kind I: scores, logits, hidden states."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import lookahead
+from tests.drafters import ALL
+from tests.helpers import FAMILIES, check, fresh, new_ids, prompt, shared
+
+IDS = prompt(18, repeat=4)
+OUTPUTS = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+
+
+@pytest.mark.parametrize("sample", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("drafter", ["oracle-wrong-at-0", "half", "oracle", "both", "none"])
+def test_i1_scores_and_logits_are_there_for_every_token(drafter, family, sample):
+    """I1: log-probabilities came back empty with speculation, right for the first token only."""
+    model = shared(family)
+    text = IDS[0].tolist() + new_ids(model, IDS)
+    runs = check(model, IDS, settings=ALL[drafter](text), max_new_tokens=20, do_sample=sample,
+                 repetition_penalty=1.1, **OUTPUTS)
+    assert type(runs.fast) is type(runs.plain)
+    for name in ("scores", "logits"):
+        fast, plain = runs.fast[name], runs.plain[name]
+        assert isinstance(fast, tuple)
+        assert len(fast) == len(plain) == 20
+        for one, other in zip(fast, plain, strict=True):
+            assert one.shape == other.shape
+            assert one.dtype == other.dtype
+            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("wanted", ["output_scores", "output_logits", None])
+def test_i2_only_what_was_asked_for_is_returned(wanted):
+    """I1: the other fields are None, as in plain."""
+    options = {"return_dict_in_generate": True} | ({wanted: True} if wanted else {})
+    runs = check(shared(), IDS, max_new_tokens=8, do_sample=False, **options)
+    assert set(runs.fast.keys()) == set(runs.plain.keys())
+    assert runs.fast.lookahead_stats is runs.stats
+
+
+def test_i2_scores_without_a_dictionary_give_ids_alone():
+    """I1: output_scores without return_dict_in_generate."""
+    check(shared(), IDS, max_new_tokens=8, do_sample=False, output_scores=True)
+
+
+def test_i3_transition_scores_work_without_change():
+    """I3: sequence length and number of scores did not agree."""
+    model = shared()
+    runs = check(model, IDS, max_new_tokens=12, do_sample=False, **OUTPUTS)
+    one, other = (
+        model.compute_transition_scores(r.sequences, r.scores, normalize_logits=True)
+        for r in (runs.fast, runs.plain)
+    )
+    torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("wanted", ["output_hidden_states", "output_attentions"])
+def test_i5_hidden_states_and_attentions_come_token_by_token(wanted):
+    """I5: multi-token steps must not give block-shaped entries: such a call runs plain."""
+    model = fresh(attention="eager")
+    arguments = {"max_new_tokens": 6, "do_sample": False, "return_dict_in_generate": True,
+                 wanted: True}
+    plain = model.generate(IDS, **arguments)
+    with lookahead.accelerate(model), pytest.warns(lookahead.LookaheadWarning, match=wanted):
+        fast = model.generate(IDS, **arguments)
+    name = wanted.removeprefix("output_")
+    assert [len(step) for step in fast[name]] == [len(step) for step in plain[name]]
+    assert [step[0].shape for step in fast[name]] == [step[0].shape for step in plain[name]]
+    with lookahead.accelerate(model, strict=True):
+        with pytest.raises(lookahead.UnsupportedError, match=wanted):
+            model.generate(IDS, **arguments)

@@ -49,7 +49,7 @@ class Calibration:
 
     Attributes
     ----------
-    counts : array, float32, [84 * 67 * 33, 2]
+    counts : array, float32, [94 * 99 * 33, 2]
         Accepted and offered per combination of features, flat.
 
     Raises

@@ -20,14 +20,22 @@ __all__ = [
     "recycled_others",
 ]
 
-NUM_LENGTHS: Final = 8
+NUM_LENGTHS: Final = 9
 NUM_SHARES: Final = 5
 NUM_RANKS: Final = 4
+NUM_KINDS: Final = 3
 NUM_PROBABILITIES: Final = 8
+# Kinds of recycled rows: of the last two tokens, of the last one, and the one that the last token
+# was itself chosen from: what was likely then and not chosen often comes next.
+PAIR: Final = 0
+SINGLE: Final = 1
+PARENT: Final = 2
+
 # Features from here on: the source names tokens here, and this is none of them. How much that says
-# depends on how sure the source is, so: match of 1, of 2 or 3, of more; row of the pair, the token.
-NGRAM_OTHERS: Final = 1 + NUM_LENGTHS * NUM_SHARES * 2  # 81
-RECYCLED_OTHERS: Final = 1 + 2 * NUM_RANKS * NUM_PROBABILITIES  # 65
+# depends on how sure the source is, so: match of 0 or 1, of 2 or 3, of more; row of the pair, of
+# the token.
+NGRAM_OTHERS: Final = 1 + NUM_LENGTHS * NUM_SHARES * 2  # 91
+RECYCLED_OTHERS: Final = 1 + NUM_KINDS * NUM_RANKS * NUM_PROBABILITIES  # 97
 NUM_NGRAM: Final = NGRAM_OTHERS + 3
 NUM_RECYCLED: Final = RECYCLED_OTHERS + 2
 NUM_OFFER: Final = 1 + 4 * NUM_PROBABILITIES  # 33
@@ -45,14 +53,14 @@ HIGHEST: Final = 0.999
 
 
 def length_bucket(length: int) -> int:
-    """Bucket of a match length in tokens: 1, 2, 3, 4, 5-6, 7-9, 10-15, 16 and more."""
+    """Bucket of a match length in tokens: 0, 1, 2, 3, 4, 5-6, 7-9, 10-15, 16 and more."""
     if length <= 4:
-        return max(length, 1) - 1
+        return length
     if length <= 6:
-        return 4
-    if length <= 9:
         return 5
-    return 6 if length <= 15 else 7
+    if length <= 9:
+        return 6
+    return 7 if length <= 15 else 8
 
 
 def share_bucket(count: int, total: int) -> int:
@@ -88,25 +96,25 @@ def rank_bucket(rank: int) -> int:
 
 
 def ngram_feature(length: int, count: int, total: int, is_recent: int) -> int:
-    """Feature of a token seen `count` of `total` times behind a match of that length, 1 to 80."""
+    """Feature of a token seen `count` of `total` times behind a match of that length, 1 to 90."""
     return 1 + (length_bucket(length) * 5 + share_bucket(count, total)) * 2 + is_recent
 
 
-def recycled_feature(is_single: int, rank: int, probability: float) -> int:
-    """Feature of a token of a recycled row (pair or single key), 1 to 64."""
-    return 1 + (is_single * 4 + rank_bucket(rank)) * 8 + probability_bucket(probability)
+def recycled_feature(kind: int, rank: int, probability: float) -> int:
+    """Feature of a token of a recycled row (PAIR, SINGLE or PARENT), 1 to 96."""
+    return 1 + (kind * 4 + rank_bucket(rank)) * 8 + probability_bucket(probability)
 
 
 def ngram_others(length: int) -> int:
-    """Feature of a token that the n-grams behind a match of that length do not name, 81 to 83."""
+    """Feature of a token that the n-grams behind a match of that length do not name, 91 to 93."""
     if length <= 1:
         return NGRAM_OTHERS
     return NGRAM_OTHERS + 1 if length <= 3 else NGRAM_OTHERS + 2
 
 
-def recycled_others(is_single: int) -> int:
-    """Feature of a token that the recycled row (pair or single key) does not name, 65 or 66."""
-    return RECYCLED_OTHERS + is_single
+def recycled_others(kind: int) -> int:
+    """Feature of a token that the recycled row (PAIR or SINGLE) does not name, 97 or 98."""
+    return RECYCLED_OTHERS + kind
 
 
 def offer_feature(source: int, probability: float) -> int:

@@ -10,12 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngram_pool.features import (
+    PAIR,
+    SINGLE,
     ngram_feature,
     ngram_others,
     offer_feature,
     recycled_feature,
     recycled_others,
 )
+from ngram_pool.features import PARENT as PARENT_ROW
 from ngram_pool.kernels_common import _find, helper
 from ngram_pool.layout import (
     LENGTH,
@@ -52,7 +55,7 @@ OFFER: Final = 4
 SOURCES: Final = 5
 OFFER_NODES: Final = 6  # ... 9
 CANDIDATE_WIDTH: Final = OFFER_NODES + MAX_OFFERS
-MOST_OWN: Final = 2 * TOP + ROW_WIDTH  # candidates of a node that come from no offer
+MOST_OWN: Final = 2 * TOP + 2 * ROW_WIDTH  # candidates of a node that come from no offer
 
 
 class Scores(NamedTuple):
@@ -128,7 +131,10 @@ def _ask_state(
 
 @helper
 def _ask_ngrams(text: TextArrays, growth: Growth, node: int, first: int, end: int) -> int:
-    """Ask the longest match with a next token, and the next shorter one that was seen more."""
+    """Ask the longest match with a next token, and the next shorter one that was seen more.
+
+    The shortest match is that of nothing: the root knows the most frequent tokens.
+    """
     states = text.states
     state = growth.states[node]
     for _ in range(MAX_CHAIN):
@@ -136,14 +142,14 @@ def _ask_ngrams(text: TextArrays, growth: Growth, node: int, first: int, end: in
             break
         state = states[state, LINK]
     total = states[state, TOTAL]
-    if state == ROOT or total == 0:
+    if total == 0:
         return end
     length = min(growth.lengths[node], states[state, LENGTH])
     growth.others[0] = ngram_others(length)
     end = _ask_state(text, growth, state, length, first, end)
     for _ in range(MAX_CHAIN):
         state = states[state, LINK]
-        if state == ROOT:
+        if state == NONE:
             break
         if states[state, TOTAL] > total:
             return _ask_state(text, growth, state, states[state, LENGTH], first, end)
@@ -152,28 +158,39 @@ def _ask_ngrams(text: TextArrays, growth: Growth, node: int, first: int, end: in
 
 @helper
 def _ask_rows(
-    rows: RowArrays, growth: Growth, previous: int, token: int, first: int, end: int
+    rows: RowArrays, growth: Growth, before: int, previous: int, token: int, first: int, end: int
 ) -> int:
-    """Ask the row of the pair; if there is none, that of the token."""
-    number = 0
-    is_single = 0
+    """Ask the row of the pair; if there is none, that of the token and then the parent's."""
     if previous != NONE:
         number = _find(rows.keys, rows.slots, previous, token)
-    if number == 0:
-        number = _find(rows.keys, rows.slots, NONE, token)
-        is_single = 1
-    if number == 0:
-        return end
-    growth.others[1] = recycled_others(is_single)
+        if number != 0:
+            growth.others[1] = recycled_others(PAIR)
+            return _ask_row(rows, growth, PAIR, number, token, first, end)
+    number = _find(rows.keys, rows.slots, NONE, token)
+    if number != 0:
+        growth.others[1] = recycled_others(SINGLE)
+        end = _ask_row(rows, growth, SINGLE, number, NONE, first, end)
+    if before != NONE:
+        number = _find(rows.keys, rows.slots, before, previous)
+        if number != 0:
+            end = _ask_row(rows, growth, PARENT_ROW, number, token, first, end)
+    return end
+
+
+@helper
+def _ask_row(
+    rows: RowArrays, growth: Growth, kind: int, number: int, token: int, first: int, end: int
+) -> int:
+    """Offer the tokens of a row; of the parent's, all but the one that was chosen."""
     cells = growth.cells
     for rank in range(ROW_WIDTH):
         following = rows.tokens[number, rank]
-        if following == NONE:
+        if following == NONE or (kind == PARENT_ROW and following == token):
             continue
         place = _candidate(growth, first, end, following)
         end = max(end, place + 1)
         if cells[place, RECYCLED] == 0:
-            cells[place, RECYCLED] = recycled_feature(is_single, rank, rows.probs[number, rank])
+            cells[place, RECYCLED] = recycled_feature(kind, rank, rows.probs[number, rank])
             cells[place, SOURCES] |= RECYCLED_SOURCE
     return end
 

@@ -92,7 +92,13 @@ def _probability(scores: Scores, ngram: int, recycled: int, offer: int) -> float
 
 @helper
 def _expand(
-    sources: Sources, growth: Growth, node: int, previous: int, min_probability: float, end: int
+    sources: Sources,
+    growth: Growth,
+    node: int,
+    before: int,
+    previous: int,
+    min_probability: float,
+    end: int,
 ) -> int:
     """Append the candidates behind a node that are probable enough; return where they end."""
     cells = growth.cells
@@ -102,7 +108,7 @@ def _expand(
     if sources.use_ngrams:
         last = _ask_ngrams(sources.text, growth, node, end, last)
     if sources.use_rows:
-        last = _ask_rows(sources.rows, growth, previous, cells[asked, TOKEN], end, last)
+        last = _ask_rows(sources.rows, growth, before, previous, cells[asked, TOKEN], end, last)
     last = _ask_offers(sources.offers, growth, asked, end, last)
     kept = end
     for place in range(end, last):
@@ -145,6 +151,7 @@ def _follow(text: TextArrays, growth: Growth, parent: int, node: int, token: int
 def _grow(
     sources: Sources,
     growth: Growth,
+    before: int,
     previous: int,
     max_nodes: int,
     max_depth: int,
@@ -152,13 +159,16 @@ def _grow(
 ) -> int:
     """Take the best candidate until a limit is met; return the number of nodes, root included."""
     cells = growth.cells
+    root_previous = previous
     growth.states[0] = sources.text.header[LAST]
     growth.lengths[0] = sources.text.states[growth.states[0], LENGTH]
     num_nodes, num_candidates, num_waiting, node = 1, 1, 0, 0
     while True:
         if num_nodes <= max_nodes and growth.depths[node] < max_depth:
             asked = num_candidates
-            num_candidates = _expand(sources, growth, node, previous, min_probability, asked)
+            num_candidates = _expand(
+                sources, growth, node, before, previous, min_probability, asked
+            )
             for candidate in range(asked, num_candidates):
                 _push(growth.heap, growth.probs, num_waiting, candidate)
                 num_waiting += 1
@@ -172,5 +182,10 @@ def _grow(
         parent = cells[candidate, PARENT]
         growth.depths[node] = growth.depths[parent] + 1
         previous = cells[growth.taken[parent], TOKEN]
+        before = (
+            cells[growth.taken[cells[growth.taken[parent], PARENT]], TOKEN]
+            if parent > 0
+            else root_previous
+        )
         if sources.use_ngrams and num_nodes <= max_nodes:
             _follow(sources.text, growth, parent, node, cells[candidate, TOKEN])

@@ -186,14 +186,15 @@ def _append(text: TextArrays, token: int) -> None:
         _add_edge(text, state, token, newest, 0)
         state = states[state, LINK]
 
-    # Count before cloning: a clone copies counts that include this occurrence. The root is no match
-    # and is not counted.
+    # Count before cloning: a clone copies counts that include this occurrence. The root is the
+    # match of nothing: it counts single tokens.
     counted = last
     for _ in range(MAX_CHAIN):
         if counted == ROOT:
             break
         _count_next(text, counted, token)
         counted = states[counted, LINK]
+    _count_next(text, ROOT, token)
 
     if state == NONE:
         states[newest, LINK] = ROOT

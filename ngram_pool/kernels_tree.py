@@ -149,7 +149,7 @@ def _write_out(
     f"{INT64}, {INT32_2D}, {INT32_2D}, {FLOAT32_2D}, {INT32}, "
     f"{FLOAT32_2D}, {FLOAT32}, "
     f"{INT64}, {INT64}, {FLOAT32}, {INT64}, {INT64}, "
-    f"b1, b1, i8, i8, i8, i8, f8, {FLOAT32}, {INT64_2D}, {FLOAT32}, {INT32}, u1[::1])"
+    f"b1, b1, i8, i8, i8, i8, i8, f8, {FLOAT32}, {INT64_2D}, {FLOAT32}, {INT32}, u1[::1])"
 )
 def _propose(  # arrays one by one: numba takes them several times faster than inside a tuple
     text_header: Int64Array,
@@ -170,6 +170,7 @@ def _propose(  # arrays one by one: numba takes them several times faster than i
     offer_roots: Int64Array,
     use_ngrams: bool,
     use_rows: bool,
+    before: int,
     previous: int,
     token: int,
     max_nodes: int,
@@ -193,7 +194,7 @@ def _propose(  # arrays one by one: numba takes them several times faster than i
     )
     growth = _work_space(max_nodes, offers)
     _set_root(growth, offers, token)
-    num_nodes = _grow(sources, growth, previous, max_nodes, max_depth, min_probability)
+    num_nodes = _grow(sources, growth, before, previous, max_nodes, max_depth, min_probability)
     num_nodes = _cut(growth, num_nodes, costs)
     order = _depth_first(growth, num_nodes)
     _write_out(growth, order, out, out_probs, out_buckets, out_sources)

@@ -200,6 +200,7 @@ class NgramPool:
             *flatten(offers),
             ngrams,
             recycled and length > 0,
+            text.stream[length - 3] if length > 2 else NONE,
             text.stream[length - 2] if length > 1 else NONE,
             text.stream[length - 1] if length else 0,
             max_nodes,

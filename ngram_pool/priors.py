@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ngram_pool.features import (
     NGRAM_OTHERS,
+    NUM_KINDS,
     NUM_NGRAM,
     NUM_PRIORS,
     NUM_PROBABILITIES,
@@ -25,7 +26,7 @@ from ngram_pool.layout import Float32Array
 __all__ = ["default_priors"]
 
 # Middles of the buckets of features.py. Shares: seen once, 3 in between, always.
-LENGTHS: Final = (1.0, 2.0, 3.0, 4.0, 5.5, 8.0, 12.0, 24.0)
+LENGTHS: Final = (0.5, 1.0, 2.0, 3.0, 4.0, 5.5, 8.0, 12.0, 24.0)
 SHARES: Final = (0.5, 0.2, 0.5, 0.8, 0.5)
 PROBABILITIES: Final = (0.01, 0.035, 0.07, 0.15, 0.27, 0.45, 0.67, 0.9)
 RANKS: Final = (0.0, 1.0, 2.5, 5.5)
@@ -36,8 +37,23 @@ OFFER_TRUST: Final = 0.7
 
 # Weights of _ngram_terms and _recycled_terms, then of the kind of silence of the other source.
 NGRAM_ALONE: Final = (-0.04, 0.21, -1.54, 0.82, 0.86, 0.73, -0.1, 0.1, -0.72, -0.77)
-RECYCLED_ALONE: Final = (-0.91, -1.0, 0.36, 0.23, -0.99, 0.12, -0.25, -0.36, -1.42)
-BOTH: Final = (0.02, 0.27, -0.34, 1.18, 0.07, 0.41, -0.08, 0.12, -0.16, 0.33, 0.06, -0.57)
+RECYCLED_ALONE: Final = (-0.91, -1.0, -1.5, 0.36, 0.23, 0.3, -0.99, 0.12, -0.25, -0.36, -1.42)
+BOTH: Final = (
+    0.02,
+    0.27,
+    -0.34,
+    1.18,
+    0.07,
+    0.41,
+    -0.08,
+    0.12,
+    -0.16,
+    -0.3,
+    0.33,
+    0.06,
+    0.1,
+    -0.57,
+)
 
 
 def _logit(probability: float) -> float:
@@ -62,17 +78,12 @@ def _ngram_terms(feature: int) -> list[float]:
 
 
 def _recycled_terms(feature: int) -> list[float]:
-    """Pair or single row, each with the logit of its probability; rank."""
-    kind, probability = divmod(feature - 1, NUM_PROBABILITIES)
-    is_single, rank = divmod(kind, len(RANKS))
+    """Kind of the row; the logit of its probability by kind; rank."""
+    place, probability = divmod(feature - 1, NUM_PROBABILITIES)
+    kind, rank = divmod(place, len(RANKS))
     logit = _logit(PROBABILITIES[probability])
-    return [
-        float(not is_single),
-        float(is_single),
-        logit * (not is_single),
-        logit * is_single,
-        float(np.log1p(RANKS[rank])),
-    ]
+    kinds = _one_hot(kind, NUM_KINDS)
+    return [*kinds, *(logit * is_kind for is_kind in kinds), float(np.log1p(RANKS[rank]))]
 
 
 def _one_hot(place: int, size: int) -> list[float]:
@@ -104,7 +115,7 @@ def default_priors() -> Float32Array:
 
     Returns
     -------
-    array, float32, [84 * 67 + 33]
+    array, float32, [94 * 99 + 33]
         Of every pair of an n-gram and a recycled feature, flat; then of every offer feature.
     """
     priors = np.zeros(NUM_PRIORS, np.float32)

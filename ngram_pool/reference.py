@@ -115,7 +115,8 @@ class DictPool:
             offers,
             self.calibration,
         )
-        return grower.grow(text[-2] if len(text) > 1 else None, text[-1] if text else 0, limits)
+        earlier = [None, None, *text[-3:-1]][-2:]
+        return grower.grow(earlier, text[-1] if text else 0, limits)
 
     def learn(self, proposal: Proposal, path: Sequence[int], chosen: Sequence[int]) -> None:
         """Tell the calibration what was accepted; see ``NgramPool.learn``."""

@@ -9,6 +9,9 @@ import numpy as np
 from ngram_pool.calibration import Calibration, bucket
 from ngram_pool.checks import Limits
 from ngram_pool.features import (
+    PAIR,
+    PARENT,
+    SINGLE,
     ngram_feature,
     ngram_others,
     offer_feature,
@@ -17,7 +20,7 @@ from ngram_pool.features import (
 )
 from ngram_pool.layout import MAX_CHAIN, NGRAM_SOURCE, OFFER_SOURCE, RECYCLED_SOURCE
 from ngram_pool.proposal import Offer, Proposal
-from ngram_pool.reference_text import Rows, State, Text
+from ngram_pool.reference_text import Row, Rows, State, Text
 
 __all__: list[str] = []
 
@@ -66,8 +69,12 @@ class Grower:
         self.children = {offer.source: _children(offer) for offer in self.offers}
         self.calibration = calibration
 
-    def grow(self, previous: int | None, token: int, limits: Limits) -> Proposal:
-        """Take the best candidate until a limit is met; then cut and order."""
+    def grow(self, earlier: Sequence[int | None], token: int, limits: Limits) -> Proposal:
+        """Take the best candidate until a limit is met; then cut and order.
+
+        `earlier` are the two tokens before the last one.
+        """
+        self.earlier = earlier
         root = Candidate(token, None, nodes={offer.source: 0 for offer in self.offers})
         if self.text is not None:
             root.state, root.length = self.text.last, self.text.last.length
@@ -77,7 +84,7 @@ class Grower:
         node = root
         while True:
             if len(taken) <= limits.max_nodes and node.depth < limits.max_depth:
-                for candidate in self._ask(node, previous):
+                for candidate in self._ask(node):
                     if candidate.probability >= limits.min_probability:
                         heapq.heappush(waiting, (-candidate.probability, order, candidate))
                         order += 1
@@ -86,17 +93,16 @@ class Grower:
             node = heapq.heappop(waiting)[2]
             parent = node.parent
             assert parent is not None
-            previous = parent.token
             taken.append(node)
             if self.text is not None and parent.state is not None:
                 node.state, node.length = self.text.follow(parent.state, parent.length, node.token)
         return _proposal(_cut(taken, limits))
 
-    def _ask(self, node: Candidate, previous: int | None) -> list[Candidate]:
+    def _ask(self, node: Candidate) -> list[Candidate]:
         """All candidates behind a node, each token once."""
         found: dict[int, Candidate] = {}
         ngram = self._ask_ngrams(node, found)
-        recycled = self._ask_rows(node, previous, found)
+        recycled = self._ask_rows(node, found)
         self._ask_offers(node, found)
         for candidate in found.values():
             candidate.ngram = candidate.ngram or ngram
@@ -123,7 +129,7 @@ class Grower:
         _ask_state(state, length, node, found)
         shorter = state.link
         for _ in range(MAX_CHAIN):
-            if shorter is None or shorter.link is None:
+            if shorter is None:
                 break
             if shorter.total > state.total:
                 _ask_state(shorter, shorter.length, node, found)
@@ -131,20 +137,31 @@ class Grower:
             shorter = shorter.link
         return ngram_others(length)
 
-    def _ask_rows(self, node: Candidate, previous: int | None, found: dict[int, Candidate]) -> int:
-        """Ask the row of the pair; if there is none, that of the token.
+    def _ask_rows(self, node: Candidate, found: dict[int, Candidate]) -> int:
+        """Ask the row of the pair; if there is none, that of the token and then the parent's.
 
         Returns the feature of tokens that the row does not name.
         """
         if self.rows is None:
             return 0
-        row, is_single = self.rows.find(previous, node.token)
-        for rank, token, probability in row.places if row else ():
-            candidate = _candidate(token, node, found)
-            if not candidate.recycled:
-                candidate.recycled = recycled_feature(is_single, rank, probability)
-                candidate.sources |= RECYCLED_SOURCE
-        return recycled_others(is_single) if row else 0
+        before, previous = self._earlier(node)
+        if row := self.rows.find(previous, node.token):
+            _ask_row(row, PAIR, node, found)
+            return recycled_others(PAIR)
+        single = self.rows.find(None, node.token)
+        if single:
+            _ask_row(single, SINGLE, node, found)
+        if before is not None and (row := self.rows.find(before, previous)):
+            _ask_row(row, PARENT, node, found)
+        return recycled_others(SINGLE) if single else 0
+
+    def _earlier(self, node: Candidate) -> tuple[int | None, int | None]:
+        """Return the two tokens before that of a node."""
+        parent = node.parent
+        if parent is None:
+            return self.earlier[0], self.earlier[1]
+        above = parent.parent
+        return (self.earlier[1] if above is None else above.token), parent.token
 
     def _ask_offers(self, node: Candidate, found: dict[int, Candidate]) -> None:
         """Ask the offers that hold the node; the most confident one gives the feature."""
@@ -170,6 +187,17 @@ def _ask_state(state: State, length: int, node: Candidate, found: dict[int, Cand
             recent = int(state.recent == token)
             candidate.ngram = ngram_feature(length, count, state.total, recent)
             candidate.sources |= NGRAM_SOURCE
+
+
+def _ask_row(row: Row, kind: int, node: Candidate, found: dict[int, Candidate]) -> None:
+    """Offer the tokens of a row; of the parent's, all but the one that was chosen."""
+    for rank, token, probability in row.places:
+        if kind == PARENT and token == node.token:
+            continue
+        candidate = _candidate(token, node, found)
+        if not candidate.recycled:
+            candidate.recycled = recycled_feature(kind, rank, probability)
+            candidate.sources |= RECYCLED_SOURCE
 
 
 def _candidate(token: int, node: Candidate, found: dict[int, Candidate]) -> Candidate:

@@ -90,6 +90,7 @@ class Text:
                 break
             state.count(token)
             state = state.link
+        self.root.count(token)  # the match of nothing: it counts single tokens
 
     def _shorter(self, state: State, token: int) -> State:
         """State of the longest string of `state` plus the token, parted from longer ones."""
@@ -120,8 +121,6 @@ class Rows:
             self.rows.popitem(last=False)
         self.rows[key] = row
 
-    def find(self, previous: int | None, token: int) -> tuple[Row | None, bool]:
-        """Row of the pair, else of the token alone; and whether it is the latter."""
-        if previous is not None and (previous, token) in self.rows:
-            return self.rows[previous, token], False
-        return self.rows.get((None, token)), True
+    def find(self, previous: int | None, token: int | None) -> Row | None:
+        """Return the row of a pair, or with None as `previous` that of one token."""
+        return None if token is None else self.rows.get((previous, token))

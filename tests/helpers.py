@@ -134,7 +134,9 @@ def shared(family: str = "llama", **kwargs: Any) -> Any:
 
 def fresh(family: str = "llama", **kwargs: Any) -> Any:
     """Return a copy of a tiny model, to do anything with."""
-    return copy.deepcopy(shared(family, **kwargs))
+    model = copy.deepcopy(shared(family, **kwargs))
+    lookahead.restore(model)
+    return model
 
 
 def prompt(length: int = 20, seed: int = 1, repeat: int = 0) -> torch.Tensor:

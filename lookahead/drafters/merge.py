@@ -30,7 +30,7 @@ __all__ = ["MergedDrafter"]
 R = TypeVar("R")
 
 #: Nodes whose path is less probable than this cost more than they return on any machine.
-MIN_PROBABILITY = 0.01
+MIN_PROBABILITY = 0.001
 
 
 class MergedDrafter:

@@ -7,7 +7,7 @@ import torch
 
 import lookahead
 from lookahead.hf import target as target_module
-from tests.helpers import FAMILIES, VOCAB, Recorder, check, fresh, prompt, run, shared
+from tests.helpers import FAMILIES, VOCAB, Recorder, check, fresh, prompt, quietly, run, shared
 
 
 def ragged(lengths, seed=1, pad=0):
@@ -96,8 +96,8 @@ def test_j2_a_batch_is_streamed_as_in_plain():
         streamers.append(Recorder())
         return {"streamer": streamers[-1]}
 
-    run(model, ids, attention_mask=mask, max_new_tokens=6, do_sample=False, make=make,
-        settings={"strict": False})
+    quietly(lambda: run(model, ids, attention_mask=mask, max_new_tokens=6, do_sample=False,
+                        make=make, settings={"strict": False}))
     plain, fast = ([v.tolist() for v in s.values] for s in streamers)
     assert fast == plain
 
@@ -139,6 +139,8 @@ def test_j3_rows_that_accept_differently_keep_their_own_lengths(family, monkeypa
 
     def watched(self, slots, trees):
         for slot, tree in zip(slots, trees, strict=True):
+            if len(self._contexts) != 3:  # the self-test
+                break
             lengths.append((slot, self._cache.lengths[slot], int(tree.tokens[0])))
         return verify(self, slots, trees)
 

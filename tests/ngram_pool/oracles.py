@@ -99,11 +99,11 @@ def children(text, rows, offers, calibration, path):
 def ngram_children(text, whole):
     """Of the longest suffix with a next token, then of the next shorter one seen more often.
 
-    And the feature of every token that neither names.
+    The shortest is the empty one. And the feature of every token that neither names.
     """
     used = []
-    for size in range(len(whole), 0, -1):
-        following = next_tokens(text, whole[-size:])
+    for size in range(len(whole), -1, -1):
+        following = next_tokens(text, whole[len(whole) - size :])
         if len(following) > (len(used[-1][1]) if used else 0):
             used.append((size, following))
     named = [
@@ -115,15 +115,26 @@ def ngram_children(text, whole):
 
 
 def recycled_children(rows, whole):
-    """Of the row of the last two tokens, else of that of the last one."""
-    pair = (whole[-2], whole[-1]) if len(whole) > 1 else None
-    single = pair not in rows
-    row = rows.get((None, whole[-1]), []) if single else rows[pair]
-    named = [
-        (token, features.recycled_feature(int(single), rank, probability))
+    """Of the row of the last two tokens, else of that of the last one, then of the one before it.
+
+    And the feature of every token that the first of them does not name.
+    """
+    before, previous, token = [None, None, *whole][-3:]
+    if row := rows.get((previous, token)) if previous is not None else None:
+        return row_features(row, features.PAIR), features.recycled_others(features.PAIR)
+    single = rows.get((None, token), [])
+    named = row_features(single, features.SINGLE)
+    if before is not None:
+        above = row_features(rows.get((before, previous), []), features.PARENT)
+        named += [pair for pair in above if pair[0] != token]
+    return named, features.recycled_others(features.SINGLE) if single else 0
+
+
+def row_features(row, kind):
+    return [
+        (token, features.recycled_feature(kind, rank, probability))
         for rank, (token, probability) in enumerate(row)
     ]
-    return named, features.recycled_others(int(single)) if row else 0
 
 
 def offered_children(offer, path):

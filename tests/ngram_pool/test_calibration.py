@@ -100,7 +100,7 @@ def test_compiled_probabilities_are_those_of_python():
     calibration = random_calibration(3)
     scores = Scores(calibration.counts, calibration.priors)
     rng = np.random.default_rng(0)
-    for given in rng.integers(0, (84, 67, 33), (99, 3)).tolist():
+    for given in rng.integers(0, (94, 99, 33), (99, 3)).tolist():
         if any(given):
             assert _probability(scores, *given) == calibration.probability(*given)
 
@@ -174,7 +174,7 @@ def test_priors_can_be_replaced_and_have_one_value_a_feature():
 
 
 def test_features_cover_their_range_without_gaps():
-    lengths, probabilities = range(1, 40), np.linspace(0, 1, 101).tolist()
+    lengths, probabilities = range(40), np.linspace(0, 1, 101).tolist()
     ngram = {
         features.ngram_feature(length, count, total, recent)
         for length in lengths
@@ -183,21 +183,21 @@ def test_features_cover_their_range_without_gaps():
         for recent in (0, 1)
     }
     recycled = {
-        features.recycled_feature(single, rank, p)
-        for single in (0, 1)
+        features.recycled_feature(kind, rank, p)
+        for kind in (features.PAIR, features.SINGLE, features.PARENT)
         for rank in range(8)
         for p in probabilities
     }
     offer = {features.offer_feature(s, p) for s in range(4) for p in probabilities}
-    assert ngram == set(range(1, 81))
-    assert {features.ngram_others(length) for length in lengths} == {81, 82, 83}
-    assert recycled == set(range(1, 65))
-    assert {features.recycled_others(single) for single in (0, 1)} == {65, 66}
+    assert ngram == set(range(1, 91))
+    assert {features.ngram_others(length) for length in lengths} == {91, 92, 93}
+    assert recycled == set(range(1, 97))
+    assert {features.recycled_others(kind) for kind in (0, 1)} == {97, 98}
     assert offer == set(range(1, 33))
 
 
 def test_no_two_combinations_share_a_bucket():
-    combinations = itertools.product(range(84), range(67), range(33))
+    combinations = itertools.product(range(94), range(99), range(33))
     assert sorted(bucket(*given) for given in combinations) == list(range(features.NUM_BUCKETS))
 
 

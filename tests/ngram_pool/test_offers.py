@@ -9,7 +9,7 @@ from ngram_pool import Offer
 def test_an_offered_tree_is_walked_along(pool):
     pool.extend([9])
     offer = Offer(0, [9, 1, 2, 3], [0, 0, 1, 0], [1.0, 0.9, 0.9, 0.05])
-    proposal = pool.propose(3, offers=[offer])
+    proposal = pool.propose(3, ngrams=False, offers=[offer])
     assert proposal.tokens.tolist() == [9, 1, 2, 3]
     assert proposal.parents.tolist() == [0, 0, 1, 0]
     assert set(proposal.sources[1:].tolist()) == {4}
@@ -26,7 +26,7 @@ def test_the_most_confident_offer_gives_the_feature(pool):
     pool.extend([9])
     weak, strong = Offer(0, [9, 1], [0, 0], [1, 0.1]), Offer(3, [9, 1], [0, 0], [1, 0.9])
     for offers in ([weak, strong], [strong, weak]):
-        proposal = pool.propose(1, offers=offers)
+        proposal = pool.propose(1, ngrams=False, offers=offers)
         assert proposal.buckets.tolist() == [0, 1 + 3 * 8 + 7]
         assert proposal.sources.tolist() == [0, 4 | 32]
 

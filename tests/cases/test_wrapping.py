@@ -1,0 +1,155 @@
+"""Kinds O, P, R: wrapping a model, settings and their messages. More of O is in tests/hf."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+import lookahead
+from tests.helpers import fresh, prompt, shared
+
+IDS = prompt(18, repeat=4)
+
+
+@pytest.mark.parametrize("where", ["config", "generation_config", "call"])
+def test_o3_without_a_cache_the_run_is_plain_with_one_warning(where):
+    """O3: use_cache=False made assisted decoding fail obscurely."""
+    model, options = fresh(), {}
+    if where == "config":
+        model.config.use_cache = False
+        model.generation_config.use_cache = False
+    elif where == "generation_config":
+        model.generation_config.use_cache = False
+    else:
+        options = {"use_cache": False}
+    plain = model.generate(IDS, max_new_tokens=12, do_sample=False, **options)
+    with lookahead.accelerate(model):
+        with pytest.warns(lookahead.LookaheadWarning, match="use_cache=False") as warned:
+            for _ in range(3):
+                fast = model.generate(IDS, max_new_tokens=12, do_sample=False, **options)
+        assert lookahead.last_stats(model).plain_reason
+    assert len(warned) == 1
+    assert fast.tolist() == plain.tolist()
+    with lookahead.accelerate(model, strict=True):
+        with pytest.raises(lookahead.UnsupportedError, match="use_cache=False"):
+            model.generate(IDS, max_new_tokens=12, do_sample=False, **options)
+
+
+def test_o9_enabled_twice_and_disabled_the_model_is_as_it_was():
+    """O9: patching twice broke the library; switching off did not restore."""
+    model, other = fresh(), fresh()
+    kind = type(model)
+    class_function = kind.generate
+    before = dict(vars(model))
+    lookahead.accelerate(model)
+    lookahead.accelerate(model, nodes=3)
+    assert "generate" not in vars(other)
+    assert kind.generate is class_function
+    lookahead.restore(model)
+    assert vars(model).keys() == before.keys()
+    assert model.generate.__func__ is class_function
+    lookahead.restore(model)
+    assert model.generate.__func__ is class_function
+
+
+def test_o9_a_subclass_and_its_own_generate_are_respected():
+    """O9: constructors were replaced; here nothing of a class is."""
+    base = type(shared())
+
+    class Louder(base):
+        calls = 0
+
+        def generate(self, *args, **kwargs):
+            type(self).calls += 1
+            return super().generate(*args, **kwargs)
+
+    model = fresh()
+    plain = model.generate(IDS, max_new_tokens=12, do_sample=False).tolist()
+    model.__class__ = Louder
+    with lookahead.accelerate(model, strict=True):
+        assert model.generate(IDS, max_new_tokens=12, do_sample=False).tolist() == plain
+        assert lookahead.last_stats(model).accelerated
+    assert Louder.calls == 1
+    assert model.generate.__func__ is Louder.generate
+
+
+@pytest.mark.parametrize("copier", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_o9_copies_of_a_wrapped_model_drive_themselves(copier):
+    """O9: deepcopy and pickle of a wrapped model."""
+    model = fresh()
+    plain = model.generate(IDS, max_new_tokens=12, do_sample=False).tolist()
+    lookahead.accelerate(model, nodes=8, strict=True)
+    model.generate(IDS, max_new_tokens=4)
+    twin = copier(model)
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    assert twin.generate(IDS, max_new_tokens=12, do_sample=False).tolist() == plain
+    assert lookahead.last_stats(twin).accelerated
+    assert lookahead.last_stats(twin) is not lookahead.last_stats(model)
+    lookahead.restore(twin)
+    assert twin.generate.__self__ is twin
+    assert "generate" in vars(model)
+
+
+@pytest.mark.parametrize("value", [0, 2, 3, -1])
+def test_p3_early_exit_is_not_there_yet_and_is_refused_by_name(value):
+    """P3: an option that is easy to take for something else must not be swallowed."""
+    with pytest.raises(lookahead.ConfigError, match="there is no setting 'exit_layer'; the sett"):
+        lookahead.accelerate(fresh(), exit_layer=value)
+    with pytest.raises(TypeError):
+        lookahead.Config(exit_layer=value)
+
+
+WRONG = [
+    ("nodes", -1), ("nodes", 257), ("nodes", 2.5), ("nodes", "many"), ("nodes", None),
+    ("nodes", True), ("max_nodes", -1), ("max_nodes", "16"), ("max_nodes", 1000),
+    ("max_depth", 0), ("max_depth", -1), ("max_depth", "3"), ("max_depth", 10**9),
+    ("recycle_prompt", -1), ("recycle_prompt", 1.0), ("strict", "yes"), ("strict", 1),
+    ("sources", "ngrams"), ("sources", ("window",)), ("sources", ("ngrams", "ngrams")),
+    ("sources", None), ("sources", 3), ("drafters", 5), ("drafters", (5,)),
+    ("drafters", tuple(object for _ in range(5))), ("drafters", None), ("drafters", "ab"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_r1_a_wrong_setting_names_option_value_and_range(name, value):
+    """R1: a wrong setting ended in an assert of two bare numbers."""
+    for make in (lambda **s: lookahead.Config(**s), lambda **s: lookahead.accelerate(fresh(), **s)):
+        with pytest.raises(ValueError, match=name.rstrip("s")) as caught:
+            make(**{name: value})
+        assert isinstance(caught.value, lookahead.ConfigError)
+        message = str(caught.value)
+        assert message.endswith(".")
+        if not (name == "drafters" and isinstance(value, tuple)):
+            shown = value[0] if isinstance(value, tuple) and len(set(value)) == 1 else value
+            assert repr(shown) in message
+
+
+@pytest.mark.parametrize("name", ["window", "ngram", "guess", "Nodes"])
+def test_r2_an_unknown_setting_is_refused_with_the_known_ones(name):
+    """R1: and one that does not exist."""
+    model = fresh()
+    with pytest.raises(lookahead.ConfigError, match="nodes, max_nodes, max_depth") as caught:
+        lookahead.accelerate(model, **{name: 0})
+    assert repr(name) in str(caught.value)
+    assert "generate" not in vars(model)
+
+
+@pytest.mark.parametrize("thing", [None, 5, "gpt2", object(), __import__("torch").nn.Linear(2, 2)])
+def test_r3_what_is_no_model_is_refused(thing):
+    """R1: the message says what came."""
+    with pytest.raises(lookahead.ConfigError, match=type(thing).__name__):
+        lookahead.accelerate(thing)
+
+
+def test_r4_a_release_outside_the_tested_range_gets_one_clear_sentence(monkeypatch):
+    """R1 for the library itself."""
+    import transformers
+
+    for version in ("4.40.0", "99.0"):
+        monkeypatch.setattr(transformers, "__version__", version)
+        with pytest.raises(lookahead.VersionError, match=version.replace(".", r"\.")) as caught:
+            lookahead.accelerate(fresh())
+        assert "pip install" in str(caught.value)

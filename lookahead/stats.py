@@ -145,7 +145,7 @@ class DecodeStats:
             line += f"; break-even MAT {self.break_even:.2f}"
             if self.passes and self.mean_acceptance_length < self.break_even:
                 line += (
-                    ": a pass with so many rows costs more here than it returned; "
-                    'nodes="auto" or fewer nodes is faster'
+                    ": a pass with so many rows cost more than it returned; fewer nodes (0 is "
+                    "plain decoding) may be faster for such text on this machine"
                 )
         return line

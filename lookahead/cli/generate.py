@@ -121,25 +121,28 @@ def _compare(request: Request, budget: Any) -> None:
     is_same = plain.new_ids == fast.new_ids
     print_note(f"speed-up: {rates[1] / rates[0]:.2f} times; ids the same: {_yes(is_same)}")
     if not is_same:
-        _explain_difference(request.model, plain.new_ids, fast.new_ids)
+        _explain_difference(request)
 
 
 def _yes(is_true: bool) -> str:
     return "yes" if is_true else "no"
 
 
-def _explain_difference(model: Any, plain: list[int], fast: list[int]) -> None:
-    from lookahead.cli.conversation import num_common
+def _explain_difference(request: Request) -> None:
+    """Say whether rounding explains that the two answers differ."""
+    if request.options.get("do_sample"):
+        print_note("A sampled answer may part at a near tie of the draw; compare --temperature 0.")
+        return
+    import torch
 
-    where = num_common(plain, fast) + 1
-    if "float32" in str(model.dtype):
-        print_note(f"They differ from token {where} on: please report this as a fault.")
-    else:
-        dtype = str(model.dtype).removeprefix("torch.")
-        print_note(
-            f"They differ from token {where} on. In {dtype} a near tie can round either way; "
-            "--dtype float32 gives the same ids."
-        )
+    from lookahead.cli.conversation import Transcript
+    from lookahead.hf.difference import find_difference
+
+    transcript = Transcript(request.tokenizer, use_template=request.use_template)
+    ids = torch.tensor([transcript.prompt_ids(request.text)], device=request.model.device)
+    with working("Looking for the first difference"):
+        found = find_difference(request.model, ids, **request.options)
+    print_note(f"In a second pair of runs, {found or 'the ids were the same'}.")
 
 
 def _read_prompt(prompt: str | None) -> str:

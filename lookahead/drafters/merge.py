@@ -7,6 +7,7 @@ row the target computed, rejected ones included.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Iterable
@@ -194,6 +195,9 @@ class MergedDrafter:
     def _report(self, source: int, fault: str) -> None:
         name = self._names[4 << source]
         text = f"drafter {name!r} {fault}"
-        if text not in self._stats.notes:
-            warnings.warn(f"{text}. The output is not affected.", LookaheadWarning, stacklevel=2)
+        if text in self._stats.notes:
+            return
         self._stats.note(text)
+        # Where warnings are errors, this one still must not end a run that is otherwise sound.
+        with contextlib.suppress(LookaheadWarning):
+            warnings.warn(f"{text}. The output is not affected.", LookaheadWarning, stacklevel=2)

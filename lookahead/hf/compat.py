@@ -10,7 +10,15 @@ from packaging.version import Version
 
 from lookahead.errors import VersionError
 
-__all__ = ["OLDEST", "TOO_NEW", "cache_argument", "check_version", "count_or_length", "get_cache"]
+__all__ = [
+    "OLDEST",
+    "TOO_NEW",
+    "cache_argument",
+    "check_version",
+    "count_or_length",
+    "get_cache",
+    "vocab_size",
+]
 
 #: Oldest release that the exactness matrix passes on, and the first one that was not tried.
 OLDEST, TOO_NEW = "5.24.0", "5.25"
@@ -41,6 +49,13 @@ def cache_argument(model: Any) -> str:
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     names = inspect.signature(inner.forward).parameters
     return "cache" if "cache" in names else "past_key_values"
+
+
+def vocab_size(model: Any) -> int:
+    """Return the number of tokens that a model can read; its output layer may have more rows."""
+    embeddings = model.get_input_embeddings()
+    size = getattr(embeddings, "num_embeddings", None)
+    return int(size or model.config.get_text_config(decoder=True).vocab_size)
 
 
 def get_cache(container: Any, name: str) -> Any:

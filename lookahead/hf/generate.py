@@ -28,7 +28,7 @@ from lookahead.drafters import MergedDrafter
 from lookahead.engine import Engine
 from lookahead.errors import UnsupportedError
 from lookahead.hf.cache import SlotCache
-from lookahead.hf.compat import cache_argument, get_cache
+from lookahead.hf.compat import cache_argument, get_cache, vocab_size
 from lookahead.hf.masks import install
 from lookahead.hf.selftest import find_fault
 from lookahead.hf.support import reason_for_call, reason_for_model
@@ -177,7 +177,6 @@ def _sequence(
     returns = settings.return_dict_in_generate
     scores: list[Tensor] | None = [] if returns and settings.output_scores else None
     logits: list[Tensor] | None = [] if returns and settings.output_logits else None
-    vocab = call.model.get_output_embeddings().weight.shape[0]
     chooser = NodeChooser(
         call.logits_processor if len(call.logits_processor) else None,
         sample=settings.do_sample,
@@ -194,7 +193,10 @@ def _sequence(
         context=context,
         seen=TokenBuffer(call.input_ids[slot : slot + 1]),
         drafter=MergedDrafter(
-            config, ngram_pool.new_pool(calibration=session.calibration), stats, vocab
+            config,
+            ngram_pool.new_pool(calibration=session.calibration),
+            stats,
+            vocab_size(call.model),
         ),
         chooser=chooser,
         should_stop=should_stop,

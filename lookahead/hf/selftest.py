@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from lookahead.hf.cache import SlotCache
-from lookahead.hf.compat import cache_argument
+from lookahead.hf.compat import cache_argument, vocab_size
 from lookahead.hf.target import HFTarget
 from lookahead.tree import DraftTree
 
@@ -41,8 +41,7 @@ def find_fault(model: Any) -> str | None:
     str or None
         What differs, as half a sentence, or None if all is well.
     """
-    vocab = model.get_output_embeddings().weight.shape[0]
-    prompt, (root, a, b, c, d) = _tokens(vocab)
+    prompt, (root, a, b, c, d) = _tokens(vocab_size(model))
     with torch.no_grad():
         try:
             tree_logits, after = _tree_pass(model, prompt, root, (a, b, c), d)

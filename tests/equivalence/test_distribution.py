@@ -81,7 +81,7 @@ def test_h1_any_law_is_kept_with_any_drafter(law, drafter):
         "parrot": {"drafters": (Parrot(law[::-1]),)},
         "tree": {"sources": (), "drafters": (Fixed([[0, 1], [1, 0], [0, 0], [1, 1]]),)},
     }[drafter]
-    tokens, _ = decode(lambda context: law, FIRST, NUM // 4, **settings)
+    tokens, _ = decode(lambda context: law, FIRST, 3_000, **settings)
     assert_follows(tokens, law)
 
 
@@ -107,7 +107,7 @@ def test_h5_two_children_of_one_node_are_tried_without_favour():
     """H5: siblings were tried with one uniform draw, or without renormalising."""
     law = [0.5, 0.3, 0.2]
     tree = DraftTree.from_parents([0, 2, 1, 0, 1], [0, 0, 0, 1, 1], [1, 0.9, 0.8, 0.7, 0.6])
-    tokens, stats = decode(lambda context: law, FIRST, NUM, sources=(), drafters=(Fixed(tree),))
+    tokens, stats = decode(lambda context: law, FIRST, 10_000, sources=(), drafters=(Fixed(tree),))
     assert_follows(tokens, law)
     share = stats.accepted_by_depth[0] / len(stats.steps)
     assert share == pytest.approx(0.5, abs=3 * math.sqrt(0.25 / len(stats.steps)))
@@ -139,7 +139,7 @@ def test_h7_a_law_that_looks_back_is_kept_after_accepted_and_after_rejected_toke
         "parrot": {"drafters": (Parrot([0.7, 0.1, 0.1, 0.1]),)},
         "none": {"sources": ()},
     }[drafter]
-    tokens, _ = decode(_second_order, [0, 0], NUM, **settings)
+    tokens, _ = decode(_second_order, [0, 0], 8_000, **settings)
     after = {}
     for a, b, c in zip(tokens, tokens[1:], tokens[2:], strict=False):
         after.setdefault((a, b), []).append(c)

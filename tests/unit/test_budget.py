@@ -1,0 +1,102 @@
+"""The cost curve and what it makes of a budget."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lookahead import Config
+from lookahead.budget import KNOTS, TYPICAL, Budget, CostCurve
+
+
+@pytest.mark.parametrize("kind", TYPICAL)
+def test_an_unmeasured_curve_has_the_typical_shape(kind):
+    curve = CostCurve(kind)
+    assert curve.seconds(64) is None
+    relative = curve.relative(257)
+    assert relative[0] == 1.0
+    assert np.all(np.diff(relative) >= 0)
+    for rows, expected in zip(KNOTS, TYPICAL[kind], strict=True):
+        assert relative[rows - 1] == pytest.approx(expected / TYPICAL[kind][0])
+
+
+def test_measurements_are_learnt():
+    curve = CostCurve("cpu")
+    for _ in range(60):
+        for rows in KNOTS:
+            curve.learn(rows, 0.002 + 0.001 * rows)
+    seconds = curve.seconds(64)
+    for rows in (1, 8, 64):
+        assert seconds[rows - 1] == pytest.approx(0.002 + 0.001 * rows, rel=0.02)
+
+
+def test_one_slow_pass_moves_it_by_a_tenth_at_most():
+    curve = CostCurve()
+    for _ in range(20):
+        curve.learn(8, 0.01)
+    curve.learn(8, 1000.0)
+    assert curve.seconds(8)[7] < 0.0112
+
+
+@pytest.mark.parametrize(("rows", "seconds"), [(0, 1.0), (-3, 1.0), (500, 1.0), (4, 0.0), (4, -1)])
+def test_impossible_measurements_are_ignored(rows, seconds):
+    curve = CostCurve()
+    curve.learn(rows, seconds)
+    assert curve.seconds(4) is None
+
+
+@given(st.lists(st.tuples(st.integers(1, 257), st.floats(1e-6, 1e3)), min_size=1, max_size=30))
+def test_it_never_falls_with_more_rows(measurements):
+    curve = CostCurve("cpu")
+    for rows, seconds in measurements:
+        curve.learn(rows, seconds)
+    found = curve.seconds(257)
+    assert np.isfinite(found).all()
+    assert (found > 0).all()
+    assert (np.diff(found) >= 0).all()
+    assert curve.relative(257)[0] == 1.0
+
+
+def test_it_can_be_shown_and_pickled():
+    curve = CostCurve("cpu")
+    assert curve.as_dict()["seconds"] is None
+    curve.learn(4, 0.5)
+    twin = pickle.loads(pickle.dumps(curve))
+    assert twin.as_dict() == curve.as_dict()
+    twin.learn(4, 0.6)
+    assert len(curve.as_dict()["seconds"]) == len(KNOTS)
+
+
+def test_a_fixed_number_of_nodes_knows_no_costs():
+    budget = Budget(Config(nodes=9), CostCurve())
+    assert budget.max_nodes(1) == 9
+    assert budget.costs(9, 1) is None
+
+
+def test_nodes_are_shared_out_among_rows():
+    budget = Budget(Config(nodes=9), CostCurve())
+    assert [budget.max_nodes(live) for live in (1, 2, 3, 9, 10)] == [9, 4, 3, 1, 0]
+
+
+@pytest.mark.parametrize("live", [1, 3])
+def test_costs_are_relative_to_a_pass_without_nodes(live):
+    curve = CostCurve("cpu")
+    budget = Budget(Config(nodes="auto", max_nodes=12), curve)
+    costs = budget.costs(12, live)
+    assert costs.dtype == np.float32
+    assert len(costs) == 13
+    assert costs[0] == 1.0
+    rows = curve.relative(13 * live)
+    for nodes in range(13):
+        expected = rows[(nodes + 1) * live - 1] / rows[live - 1]
+        assert costs[nodes] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_budget_learns_into_the_shared_curve():
+    curve = CostCurve()
+    Budget(Config(), curve).learn(4, 0.25)
+    assert curve.seconds(4)[3] == pytest.approx(0.25)

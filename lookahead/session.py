@@ -6,13 +6,21 @@ Counts and times only; no text of a prompt or an answer outlives its call.
 from __future__ import annotations
 
 import threading
-from typing import Any
+import weakref
+from typing import Any, NamedTuple
 
 from lookahead.budget import CostCurve
 from lookahead.stats import DecodeStats
 from ngram_pool import Calibration
 
-__all__ = ["Session"]
+__all__ = ["Applied", "Session"]
+
+
+class Applied(NamedTuple):
+    """A wrapper in force, and its handle: gone once nobody can end its block any more."""
+
+    wrapper: Any
+    handle: weakref.ref[Any]
 
 
 class Session:
@@ -23,9 +31,9 @@ class Session:
     """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        #: Wrappers in force, newest last; blocks in several threads may end in any order.
-        self.applied: list[Any] = []
+        self.lock = threading.RLock()  # let go of from a finaliser, too
+        #: What was applied and may still have to be put back, newest last.
+        self.applied: list[Applied] = []
         self.warned: set[str] = set()
         self.verdicts: dict[tuple[object, ...], str | None] = {}
         self.last: DecodeStats | None = None
@@ -39,6 +47,16 @@ class Session:
         with self.lock:
             self.calibration = Calibration()
             self._curves: dict[tuple[object, ...], CostCurve] = {}
+
+    def drop_replaced(self) -> None:
+        """Forget wrappers that a later one has replaced for good.
+
+        One whose handle is gone was applied in place; of these only the newest can come back.
+        """
+        with self.lock:
+            in_place = [one for one in self.applied if one.handle() is None]
+            for one in in_place[:-1]:
+                self.applied.remove(one)
 
     def curve(self, key: tuple[object, ...], kind: str) -> CostCurve:
         """Return the cost curve for one device, dtype, attention and thread count."""

@@ -88,7 +88,7 @@ class DecodeStats:
     @property
     def mean_acceptance_length(self) -> float:
         """MAT: tokens after the first of each row, divided by passes and rows."""
-        row_passes = len(self.steps) or self.passes
+        row_passes = len(self.steps) or self.passes * self.rows
         if not row_passes:
             return 1.0
         return max(0, self.new_tokens - self.rows) / row_passes

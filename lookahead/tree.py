@@ -50,10 +50,11 @@ class DraftTree:
 
     def __post_init__(self) -> None:
         size = len(self.tokens)
-        if size == 0 or any(len(a) != size for a in (self.parents, self.depths)):
+        lengths = [len(a) for a in (self.parents, self.depths, self.probabilities)]
+        if size == 0 or any(length != size for length in lengths):
             raise TreeError(
-                f"a tree needs as many tokens as parents and depths, and a root; it has {size} "
-                f"tokens, {len(self.parents)} parents and {len(self.depths)} depths."
+                f"a tree needs a root, and as many tokens as parents, depths and probabilities; "
+                f"it has {size} tokens, and of the others {lengths}."
             )
         parents = self.parents.tolist()
         tokens = self.tokens.tolist()

@@ -10,6 +10,7 @@ import copy
 import functools
 import time
 import warnings
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -30,7 +31,7 @@ from lookahead.hf.generate import (
     prepare,
     with_stop_strings,
 )
-from lookahead.session import Session
+from lookahead.session import Applied, Session
 from lookahead.stats import DecodeStats
 
 __all__ = [
@@ -85,6 +86,8 @@ class AcceleratedGenerate:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Generate as the model's own ``generate`` does; same arguments, same result."""
+        if getattr(kwargs.get("custom_generate"), "is_lookahead", False):
+            return self.original(*args, **kwargs)  # another wrapper of ours stands around this one
         session = _session(self._model)
         try:
             return self._accelerated(session, args, kwargs)
@@ -95,6 +98,8 @@ class AcceleratedGenerate:
 
     def _accelerated(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = by_name(self._model, args, kwargs)
+        if call.get("custom_generate") is generate:
+            del call["custom_generate"]
         for name in OTHER_WAYS:
             if call.get(name) not in (None, False):
                 raise _RunPlain(f"{name} asks for another way of decoding")
@@ -124,6 +129,7 @@ class AcceleratedGenerate:
             )
             return _decode(prepared, self.config, session, extras, _RunPlain)
 
+        loop.is_lookahead = True  # type: ignore[attr-defined]
         return self.original(**call, custom_generate=loop)
 
     def _resolve_stop_strings(self, call: dict[str, Any]) -> None:
@@ -170,8 +176,7 @@ class Handle:
         """Put back what was before, whatever happened in the block."""
         session = _session(self.model)
         with session.lock:
-            if self._wrapper in session.applied:
-                session.applied.remove(self._wrapper)
+            session.applied = [a for a in session.applied if a.wrapper is not self._wrapper]
             _put_back(self.model, session.applied)
 
 
@@ -211,13 +216,17 @@ def accelerate(model: Any, **settings: Any) -> Handle:
     ngram_pool.warm_up()
     wrapper = AcceleratedGenerate(model, config)
     session = _session(model)
+    handle = Handle(model, wrapper)
     with session.lock:
         current = vars(model).get("generate")
         if not session.applied and isinstance(current, AcceleratedGenerate):
-            session.applied.append(current)  # a copy of a model brings its wrapper along
-        session.applied.append(wrapper)
+            # A copy of a model brings its wrapper along, and nobody has a handle on that.
+            session.applied.append(Applied(current, weakref.ref(Handle(model, current))))
+        replaced = weakref.WeakMethod(session.drop_replaced)
+        ref = weakref.ref(handle, lambda _: (drop := replaced()) and drop())
+        session.applied.append(Applied(wrapper, ref))
         model.generate = wrapper
-    return Handle(model, wrapper)
+    return handle
 
 
 def restore(model: Any) -> None:
@@ -226,10 +235,10 @@ def restore(model: Any) -> None:
     vars(model).pop(SESSION, None)
 
 
-def _put_back(model: Any, applied: list[AcceleratedGenerate]) -> None:
+def _put_back(model: Any, applied: list[Applied]) -> None:
     current = vars(model).get("generate")
     if applied:
-        model.generate = applied[-1]
+        model.generate = applied[-1].wrapper
     elif isinstance(current, AcceleratedGenerate):
         if current.replaced is None:
             del model.generate

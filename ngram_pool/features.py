@@ -46,7 +46,7 @@ OFFER_PRIORS: Final = NUM_NGRAM * NUM_RECYCLED
 NUM_PRIORS: Final = OFFER_PRIORS + NUM_OFFER
 
 # How many offers the prior is worth; how much of the noisy-or gain is believed at first.
-STRENGTH: Final = 8.0
+STRENGTH: Final = 16.0
 AGREEMENT: Final = 0.3
 LOWEST: Final = 1e-4
 HIGHEST: Final = 0.999

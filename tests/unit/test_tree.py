@@ -90,7 +90,7 @@ def test_a_parent_that_does_not_stand_before_its_child_is_refused(parents):
 
 def test_arrays_of_different_lengths_are_refused():
     ones = np.ones(3, np.float32)
-    with pytest.raises(TreeError, match="as many tokens as parents and depths"):
+    with pytest.raises(TreeError, match="as many tokens as parents"):
         DraftTree(np.arange(3), np.zeros(2, np.int64), np.zeros(3, np.int64), ones)
     with pytest.raises(TreeError):
         DraftTree(np.arange(0), np.zeros(0), np.zeros(0), np.ones(0, np.float32))

@@ -1,0 +1,132 @@
+"""The self-test: finds no fault where there is none, and one where there is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import lookahead
+from lookahead.hf import masks, selftest
+from lookahead.hf.cache import SlotLayer
+from tests.drafters import Oracle
+from tests.helpers import FAMILIES, check, fresh, new_ids, prompt, shared
+
+IDS = prompt(18, repeat=4)
+
+
+@pytest.fixture(autouse=True)
+def _installed():
+    masks.install()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", [*FAMILIES, "gemma3"])
+def test_it_finds_no_fault_in_a_right_model(family, attention, dtype):
+    model = fresh(family, attention=attention).to(dtype)
+    assert selftest.find_fault(model) is None
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "gemma3"])
+def test_it_finds_a_mask_that_ignores_the_tree(family, monkeypatch):
+    monkeypatch.setattr(masks, "_tree_rule", lambda rule, visibility: rule)
+    assert "differ from plain ones" in selftest.find_fault(shared(family))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_it_finds_a_wrong_mask_in_half_precision(dtype, monkeypatch):
+    monkeypatch.setattr(masks, "_tree_rule", lambda rule, visibility: rule)
+    assert "wrong mask" in selftest.find_fault(fresh().to(dtype))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_finds_a_cache_that_keeps_the_wrong_rows(family, monkeypatch):
+    monkeypatch.setattr(SlotLayer, "keep", lambda self, slot, base, source: None)
+    assert "differ" in selftest.find_fault(shared(family))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_it_finds_positions_that_are_not_passed_on(family, monkeypatch):
+    from lookahead.hf.target import HFTarget
+
+    inputs = HFTarget._inputs
+
+    def without(self, tokens, positions):
+        found = inputs(self, tokens, positions)
+        found["position_ids"] = positions[:, :1] + torch.arange(positions.shape[1])
+        return found
+
+    monkeypatch.setattr(HFTarget, "_inputs", without)
+    assert "differ" in selftest.find_fault(shared(family))
+
+
+def test_a_model_that_raises_is_a_fault_in_one_line(monkeypatch):
+    def broken(rule, visibility):
+        raise ValueError("first line\nsecond line")
+
+    monkeypatch.setattr(masks, "_tree_rule", broken)
+    fault = selftest.find_fault(shared())
+    assert fault == "a pass over a tree raised ValueError: first line"
+
+
+def test_a_faulty_model_runs_plain_with_that_reason(monkeypatch):
+    monkeypatch.setattr(masks, "_tree_rule", lambda rule, visibility: rule)
+    model = fresh()
+    plain = model.generate(IDS, max_new_tokens=12, do_sample=False)
+    with lookahead.accelerate(model):
+        with pytest.warns(lookahead.LookaheadWarning, match="differ from plain ones"):
+            fast = model.generate(IDS, max_new_tokens=12, do_sample=False)
+        assert not lookahead.last_stats(model).accelerated
+    assert fast.tolist() == plain.tolist()
+    with lookahead.accelerate(model, strict=True):
+        with pytest.raises(lookahead.UnsupportedError, match="differ from plain ones"):
+            model.generate(IDS, max_new_tokens=12)
+
+
+@pytest.mark.parametrize(("family", "reason"), [("bloom", "position ids"), ("mamba", "recurrent state")])
+def test_families_that_cannot_bear_a_tree_run_plain_with_a_reason(family, reason):
+    model = fresh(family, attention="eager") if family == "bloom" else fresh(family)
+    text = IDS[0].tolist() + new_ids(model, IDS)
+    plain = model.generate(IDS, max_new_tokens=12, do_sample=False)
+    with lookahead.accelerate(model, drafters=(Oracle(text),)):
+        with pytest.warns(lookahead.LookaheadWarning, match=reason) as warned:
+            for _ in range(2):
+                fast = model.generate(IDS, max_new_tokens=12, do_sample=False)
+    assert fast.tolist() == plain.tolist()
+    assert len(warned) == 1
+
+
+def test_it_is_asked_once_for_each_attention_and_dtype(monkeypatch):
+    asked = []
+    from lookahead.hf import generate
+
+    monkeypatch.setattr(generate, "find_fault", lambda model: asked.append(model.dtype))
+    model = fresh()
+    with lookahead.accelerate(model, strict=True):
+        for dtype in (torch.float32, torch.float32, torch.bfloat16, torch.float32):
+            model.to(dtype)
+            model.generate(IDS, max_new_tokens=2)
+        model.set_attn_implementation("eager")
+        model.generate(IDS, max_new_tokens=2)
+    assert len(asked) == 3
+
+
+def test_it_changes_neither_the_model_nor_the_generator():
+    model = fresh()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    torch.manual_seed(7)
+    expected = torch.rand(2)
+    torch.manual_seed(7)
+    selftest.find_fault(model)
+    assert torch.equal(torch.rand(2), expected)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert not model.base_model._forward_hooks
+
+
+@pytest.mark.parametrize("vocab", [3, 7, 11])
+def test_a_tiny_vocabulary_is_enough(vocab):
+    from tests.helpers import make_model
+
+    model = make_model("llama", vocab_size=vocab)
+    assert selftest.find_fault(model) is None
+    check(model, torch.tensor([[1, 2, 1, 2, 1]]), max_new_tokens=20, do_sample=False)

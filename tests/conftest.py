@@ -16,7 +16,7 @@ def _compiled_pool() -> Iterator[None]:
     import ngram_pool
 
     ngram_pool.warm_up(block=True)
-    yield
+    return
 
 
 @pytest.fixture(autouse=True, scope="session")

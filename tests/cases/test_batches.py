@@ -82,8 +82,15 @@ def test_j1_rows_end_at_their_own_end_tokens(family):
     plain = model.generate(ids, attention_mask=mask, max_new_tokens=24, do_sample=False)
     new = plain[:, ids.shape[1] :]
     for eos in ([int(new[0, 3])], [int(new[0, 0]), int(new[1, 6])], new[:, 4].tolist()):
-        check(model, ids, attention_mask=mask, max_new_tokens=24, do_sample=False,
-              eos_token_id=eos, pad_token_id=0)
+        check(
+            model,
+            ids,
+            attention_mask=mask,
+            max_new_tokens=24,
+            do_sample=False,
+            eos_token_id=eos,
+            pad_token_id=0,
+        )
 
 
 def test_j2_a_batch_is_streamed_as_in_plain():
@@ -96,20 +103,32 @@ def test_j2_a_batch_is_streamed_as_in_plain():
         streamers.append(Recorder())
         return {"streamer": streamers[-1]}
 
-    quietly(lambda: run(model, ids, attention_mask=mask, max_new_tokens=6, do_sample=False,
-                        make=make, settings={"strict": False}))
+    quietly(
+        lambda: run(
+            model,
+            ids,
+            attention_mask=mask,
+            max_new_tokens=6,
+            do_sample=False,
+            make=make,
+            settings={"strict": False},
+        )
+    )
     plain, fast = ([v.tolist() for v in s.values] for s in streamers)
     assert fast == plain
 
 
-@pytest.mark.parametrize("options", [
-    {"num_beams": 2},
-    {"do_sample": True, "num_return_sequences": 2},
-    {"do_sample": True},
-    {"return_dict_in_generate": True},
-    {"stopping_criteria": [lambda ids, scores, **k: torch.zeros(len(ids), dtype=torch.bool)]},
-    {"logits_processor": [lambda ids, scores: scores.roll(1, 0)]},
-])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_beams": 2},
+        {"do_sample": True, "num_return_sequences": 2},
+        {"do_sample": True},
+        {"return_dict_in_generate": True},
+        {"stopping_criteria": [lambda ids, scores, **k: torch.zeros(len(ids), dtype=torch.bool)]},
+        {"logits_processor": [lambda ids, scores: scores.roll(1, 0)]},
+    ],
+)
 def test_j1_what_is_not_supported_in_a_batch_runs_plain_with_one_warning(options):
     """J1: falls back to plain with one warning that names the option."""
     model = fresh()
@@ -117,11 +136,13 @@ def test_j1_what_is_not_supported_in_a_batch_runs_plain_with_one_warning(options
     arguments = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False} | options
     torch.manual_seed(0)
     plain = model.generate(ids, **arguments)
-    with lookahead.accelerate(model):
-        with pytest.warns(lookahead.LookaheadWarning, match="runs plain") as warned:
-            for _ in range(2):
-                torch.manual_seed(0)
-                fast = model.generate(ids, **arguments)
+    with (  # noqa: PT031
+        lookahead.accelerate(model),
+        pytest.warns(lookahead.LookaheadWarning, match="runs plain") as warned,
+    ):
+        for _ in range(2):
+            torch.manual_seed(0)
+            fast = model.generate(ids, **arguments)
     assert len(warned) == 1
     if not isinstance(plain, torch.Tensor):
         plain, fast = plain.sequences, fast.sequences
@@ -145,8 +166,14 @@ def test_j3_rows_that_accept_differently_keep_their_own_lengths(family, monkeypa
         return verify(self, slots, trees)
 
     monkeypatch.setattr(target_module.HFTarget, "verify", watched)
-    runs = check(model, ids, attention_mask=mask, max_new_tokens=30, do_sample=False,
-                 settings={"sources": (), "drafters": (drafter,), "nodes": 12})
+    runs = check(
+        model,
+        ids,
+        attention_mask=mask,
+        max_new_tokens=30,
+        do_sample=False,
+        settings={"sources": (), "drafters": (drafter,), "nodes": 12},
+    )
     for slot, length, root in lengths:
         # The root is the token behind what is cached, padding counted.
         assert int(runs.plain[slot, length]) == root
@@ -160,10 +187,17 @@ def test_j5_rows_without_a_draft_stay_in_their_place():
     ids, mask = ragged((12, 9, 14, 5))
     for row in range(4):
         drafter = _drafter(model, ids, mask, 16)
-        drafter.texts = [(p, t) if i == row else ([-1], []) for i, (p, t) in
-                         enumerate(drafter.texts)]
-        check(model, ids, attention_mask=mask, max_new_tokens=16, do_sample=False,
-              settings={"sources": (), "drafters": (drafter,), "nodes": 16})
+        drafter.texts = [
+            (p, t) if i == row else ([-1], []) for i, (p, t) in enumerate(drafter.texts)
+        ]
+        check(
+            model,
+            ids,
+            attention_mask=mask,
+            max_new_tokens=16,
+            do_sample=False,
+            settings={"sources": (), "drafters": (drafter,), "nodes": 16},
+        )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -172,8 +206,9 @@ def test_j7_sixteen_rows_are_sixteen_single_runs(seed):
     model = shared()
     order = torch.randperm(16, generator=torch.Generator().manual_seed(seed)).tolist()
     ids, mask = ragged([3 + n for n in order], seed=100)
-    runs = check(model, ids, attention_mask=mask, max_new_tokens=12, do_sample=False,
-                 settings={"nodes": 64})
+    runs = check(
+        model, ids, attention_mask=mask, max_new_tokens=12, do_sample=False, settings={"nodes": 64}
+    )
     for row in range(16):
         alone = ids[row][mask[row].bool()][None]
         single = model.generate(alone, max_new_tokens=12, do_sample=False)[0].tolist()

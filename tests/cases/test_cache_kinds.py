@@ -20,8 +20,14 @@ def test_e1_a_sliding_window_is_passed_without_a_difference(drafter, length, fam
     """E1: at the window eager failed on a shape and SDPA gave wrong text without a word."""
     model, ids = shared(family, attention=attention), prompt(length)
     text = ids[0].tolist() + new_ids(model, ids, 40)
-    runs = check(model, ids, settings=ALL[drafter](text) | {"nodes": 12}, max_new_tokens=40,
-                 do_sample=False, return_dict_in_generate=True)
+    runs = check(
+        model,
+        ids,
+        settings=ALL[drafter](text) | {"nodes": 12},
+        max_new_tokens=40,
+        do_sample=False,
+        return_dict_in_generate=True,
+    )
     assert_cache_from_scratch(model, runs.fast.cache, runs.fast.sequences[0].tolist())
 
 
@@ -30,9 +36,9 @@ def test_e1_a_sliding_window_is_passed_without_a_difference(drafter, length, fam
 def test_e2_any_size_of_window_gives_the_same(length, window):
     """E1, with windows smaller than a guess and larger than the text."""
     model, ids = make_model("mistral", sliding_window=window), prompt(length)
-    text = ids[0].tolist() + new_ids(model, ids, 200)
+    text = ids[0].tolist() + new_ids(model, ids, 110)
     settings = {"drafters": (Oracle(text, 12, 7),), "nodes": 16}
-    check(model, ids, settings=settings, max_new_tokens=200, do_sample=False)
+    check(model, ids, settings=settings, max_new_tokens=110, do_sample=False)
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma3"])
@@ -41,8 +47,14 @@ def test_e3_all_wrong_guesses_are_rolled_back_after_the_window_wraps(family):
     model, ids = shared(family), prompt(6)
     text = ids[0].tolist() + new_ids(model, ids, 30)
     settings = {"sources": (), "drafters": (Oracle(text, 6, 0),)}
-    runs = check(model, ids, settings=settings, max_new_tokens=30, do_sample=False,
-                 return_dict_in_generate=True)
+    runs = check(
+        model,
+        ids,
+        settings=settings,
+        max_new_tokens=30,
+        do_sample=False,
+        return_dict_in_generate=True,
+    )
     assert runs.stats.accepted == 0
     assert runs.stats.drafted > 30
     assert_cache_from_scratch(model, runs.fast.cache, runs.fast.sequences[0].tolist())
@@ -71,10 +83,18 @@ def test_e5_a_static_cache_runs_plain_with_a_reason(how):
 
 def _lfm2():
     config = transformers.Lfm2Config(
-        vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, conv_L_cache=3,
-        layer_types=["conv", "full_attention"], block_auto_adjust_ff_dim=False,
-        bos_token_id=1, eos_token_id=None, pad_token_id=0,
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        conv_L_cache=3,
+        layer_types=["conv", "full_attention"],
+        block_auto_adjust_ff_dim=False,
+        bos_token_id=1,
+        eos_token_id=None,
+        pad_token_id=0,
     )
     return transformers.Lfm2ForCausalLM(config).eval()
 
@@ -96,6 +116,8 @@ def test_e9_the_message_names_the_layer_at_fault():
     model, ids = shared(), prompt(12)
     cache = DynamicCache(config=model.config)
     cache.layers[1] = type("OddLayer", (type(cache.layers[1]),), {})()
-    with lookahead.accelerate(model, strict=True):
-        with pytest.raises(lookahead.UnsupportedError, match="layer 1 of the cache is a OddLayer"):
-            model.generate(ids, max_new_tokens=4, cache=cache)
+    with (
+        lookahead.accelerate(model, strict=True),
+        pytest.raises(lookahead.UnsupportedError, match="layer 1 of the cache is a OddLayer"),
+    ):
+        model.generate(ids, max_new_tokens=4, cache=cache)

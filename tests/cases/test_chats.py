@@ -21,8 +21,15 @@ def _chat(model, *, cache, with_mask, new=10, **options):
     for user in USER:
         ids = torch.cat([ids, user], dim=1)
         extra = {"attention_mask": torch.ones_like(ids)} if with_mask else {}
-        out = model.generate(ids, max_new_tokens=new, do_sample=False, cache=cache,
-                             return_dict_in_generate=True, **extra, **options)
+        out = model.generate(
+            ids,
+            max_new_tokens=new,
+            do_sample=False,
+            cache=cache,
+            return_dict_in_generate=True,
+            **extra,
+            **options,
+        )
         ids, cache = out.sequences, out.cache
         caches.append(cache.get_seq_length())
     return ids, cache, caches
@@ -36,8 +43,11 @@ def test_k1_a_cache_goes_from_turn_to_turn(family, start, with_mask):
     model = shared(family)
 
     def new_cache():
-        return {"returned": None, "bare": DynamicCache(),
-                "typed": DynamicCache(config=model.config)}[start]
+        return {
+            "returned": None,
+            "bare": DynamicCache(),
+            "typed": DynamicCache(config=model.config),
+        }[start]
 
     plain, one, lengths = _chat(model, cache=new_cache(), with_mask=with_mask)
     with lookahead.accelerate(model, nodes=8, strict=True):
@@ -54,15 +64,22 @@ def test_k1_a_cache_goes_from_turn_to_turn(family, start, with_mask):
 def test_k2_only_the_new_ids_may_be_given_with_a_cache(drafter):
     """K1 in the other style: ids that hold what is not cached, and no more."""
     model = shared()
-    first = model.generate(USER[0], max_new_tokens=10, do_sample=False,
-                           return_dict_in_generate=True)
+    first = model.generate(
+        USER[0], max_new_tokens=10, do_sample=False, return_dict_in_generate=True
+    )
     rest = torch.cat([first.sequences[:, -1:], USER[1]], dim=1)
     mask = torch.ones((1, first.sequences.shape[1] + USER[1].shape[1]), dtype=torch.long)
     import copy
 
     def go():
-        return model.generate(rest, attention_mask=mask, cache=copy.deepcopy(first.cache),
-                              max_new_tokens=10, do_sample=False, return_dict_in_generate=True)
+        return model.generate(
+            rest,
+            attention_mask=mask,
+            cache=copy.deepcopy(first.cache),
+            max_new_tokens=10,
+            do_sample=False,
+            return_dict_in_generate=True,
+        )
 
     plain = go()
     text = rest[0].tolist() + plain.sequences[0, rest.shape[1] :].tolist()
@@ -94,8 +111,9 @@ def test_k3_text_is_the_same_with_and_without_a_chat_template(template):
     """K3: on and off give the same text at temperature 0."""
     model, tokenizer = shared(), word_tokenizer()
     if template:
-        ids = tokenizer.apply_chat_template([{"role": "w5", "content": "w7 w8 w9 w7 w8"}],
-                                            return_tensors="pt", return_dict=True).input_ids
+        ids = tokenizer.apply_chat_template(
+            [{"role": "w5", "content": "w7 w8 w9 w7 w8"}], return_tensors="pt", return_dict=True
+        ).input_ids
     else:
         ids = tokenizer("w7 w8 w9 w7 w8", return_tensors="pt").input_ids
     texts = []
@@ -113,8 +131,13 @@ def test_k5_an_unusual_split_of_a_word_goes_on_by_ids():
     tokens = [9, 9, 17, 9, 9, 17, 9]  # any ids, whatever a tokenizer would make of their text
     cache = DynamicCache()
     ids = torch.tensor([tokens])
-    forced = model.generate(ids, max_new_tokens=8, do_sample=False,
-                            prefix_allowed_tokens_fn=lambda b, i: [9, 17], cache=cache)
+    forced = model.generate(
+        ids,
+        max_new_tokens=8,
+        do_sample=False,
+        prefix_allowed_tokens_fn=lambda b, i: [9, 17],
+        cache=cache,
+    )
     following = torch.cat([forced, torch.tensor([[40, 41]])], dim=1)
     plain = model.generate(following, max_new_tokens=10, do_sample=False)
     with lookahead.accelerate(model, strict=True):
@@ -126,8 +149,9 @@ def test_k6_a_cache_that_was_passed_in_is_the_one_that_comes_back():
     """K1: the very object, filled."""
     model, cache = shared(), DynamicCache()
     with lookahead.accelerate(model, strict=True):
-        out = model.generate(USER[0], max_new_tokens=6, do_sample=False, cache=cache,
-                             return_dict_in_generate=True)
+        out = model.generate(
+            USER[0], max_new_tokens=6, do_sample=False, cache=cache, return_dict_in_generate=True
+        )
     assert out.cache is cache
     assert_cache_from_scratch(model, cache, out.sequences[0].tolist())
     cache.crop(4 - cache.get_seq_length())

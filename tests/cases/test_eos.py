@@ -57,8 +57,14 @@ def test_a2_a_list_of_end_tokens_ends_at_the_first_of_them(drafter):
     text, new = _text()
     late, early = new[9], new[first_seen(new)[3]]
     for eos in ([late, early], [early, late], [early]):
-        check(shared(), IDS, settings=ALL[drafter](text), max_new_tokens=24, do_sample=False,
-              eos_token_id=eos)
+        check(
+            shared(),
+            IDS,
+            settings=ALL[drafter](text),
+            max_new_tokens=24,
+            do_sample=False,
+            eos_token_id=eos,
+        )
 
 
 @pytest.mark.parametrize("drafter", WELL_BEHAVED)
@@ -67,8 +73,14 @@ def test_a3_without_any_end_token_the_length_is_exact(drafter):
     ids = prompt(14)
     ids[0, -3:] = ids[0, 4:7]
     text = ids[0].tolist() + new_ids(shared(), ids)
-    runs = check(shared(), ids, settings=ALL[drafter](text), max_new_tokens=12, do_sample=False,
-                 eos_token_id=None)
+    runs = check(
+        shared(),
+        ids,
+        settings=ALL[drafter](text),
+        max_new_tokens=12,
+        do_sample=False,
+        eos_token_id=None,
+    )
     assert runs.fast.shape[1] == 14 + 12
 
 
@@ -82,8 +94,15 @@ def test_a4_end_token_as_the_first_token_gives_that_token_alone(drafter):
         streamers.append(Recorder())
         return {"streamer": streamers[-1]}
 
-    runs = check(shared(), IDS, settings=ALL[drafter](text), make=make, max_new_tokens=24,
-                 do_sample=False, eos_token_id=new[0])
+    runs = check(
+        shared(),
+        IDS,
+        settings=ALL[drafter](text),
+        make=make,
+        max_new_tokens=24,
+        do_sample=False,
+        eos_token_id=new[0],
+    )
     assert runs.fast.shape[1] == IDS.shape[1] + 1
     assert streamers[0].ids == streamers[1].ids
     assert streamers[1].ends == 1
@@ -96,10 +115,14 @@ def test_a5_no_draft_source_moves_the_end_or_the_length(drafter):
     text, new = _text()
     model = shared()
     for options in ({"eos_token_id": new[7]}, {"eos_token_id": None, "max_new_tokens": 7}):
-        quietly(lambda options=options: check(
-            model, IDS, settings=ALL[drafter](text),
-            **({"max_new_tokens": 24, "do_sample": False} | options),
-        ))
+        quietly(
+            lambda options=options: check(
+                model,
+                IDS,
+                settings=ALL[drafter](text),
+                **({"max_new_tokens": 24, "do_sample": False} | options),
+            )
+        )
 
 
 @pytest.mark.parametrize("drafter", ["both", "oracle", "half", "none"])
@@ -116,8 +139,14 @@ def test_a6_an_end_token_of_the_generation_config_counts(drafter):
 
 def test_a7_an_end_token_inside_the_prompt_ends_nothing():
     """A1: only new tokens count."""
-    runs = check(shared(), IDS, max_new_tokens=12, do_sample=False,
-                 eos_token_id=int(IDS[0, 2]), settings={"sources": ("ngrams",)})
+    runs = check(
+        shared(),
+        IDS,
+        max_new_tokens=12,
+        do_sample=False,
+        eos_token_id=int(IDS[0, 2]),
+        settings={"sources": ("ngrams",)},
+    )
     assert runs.fast.shape[1] > IDS.shape[1]
 
 
@@ -129,8 +158,16 @@ def test_a8_sampled_text_ends_at_the_end_token_too(drafter, seed):
     torch.manual_seed(seed)
     plain = model.generate(IDS, max_new_tokens=24, do_sample=True, top_k=0)
     new = plain[0, IDS.shape[1] :].tolist()
-    runs = check(model, IDS, seed=seed, settings=ALL[drafter](plain[0].tolist()),
-                 max_new_tokens=24, do_sample=True, top_k=0, eos_token_id=new[9])
+    runs = check(
+        model,
+        IDS,
+        seed=seed,
+        settings=ALL[drafter](plain[0].tolist()),
+        max_new_tokens=24,
+        do_sample=True,
+        top_k=0,
+        eos_token_id=new[9],
+    )
     assert runs.fast[0, -1] == new[9]
 
 
@@ -139,6 +176,7 @@ def test_a9_what_comes_behind_the_end_is_not_learnt_as_text(llama):
     text, new = _text()
     cache = DynamicCache()
     with lookahead.accelerate(llama, sources=(), drafters=(Oracle(text, 8),)):
-        out = llama.generate(IDS, max_new_tokens=24, do_sample=False, eos_token_id=new[4],
-                             cache=cache)
+        out = llama.generate(
+            IDS, max_new_tokens=24, do_sample=False, eos_token_id=new[4], cache=cache
+        )
     assert cache.get_seq_length() == out.shape[1] - 1

@@ -35,8 +35,11 @@ def test_b2_no_drafter_exceeds_a_limit(drafter):
     model = shared()
     text = REPEAT[0].tolist() + new_ids(model, REPEAT)
     for num in (1, 2, 5):
-        runs = quietly(lambda num=num: check(
-            model, REPEAT, settings=ALL[drafter](text), max_new_tokens=num, do_sample=False))
+        runs = quietly(
+            lambda num=num: check(
+                model, REPEAT, settings=ALL[drafter](text), max_new_tokens=num, do_sample=False
+            )
+        )
         assert runs.stats.new_tokens == num
 
 
@@ -48,8 +51,9 @@ def test_b3_a_run_that_fills_the_positions_exactly_ends_well(family, drafter):
     model = make_model(family, **sizes)
     ids = prompt(50, repeat=6)
     text = ids[0].tolist() + new_ids(model, ids, 14)
-    runs = quietly(lambda: check(model, ids, settings=ALL[drafter](text), max_new_tokens=14,
-                                 do_sample=False))
+    runs = quietly(
+        lambda: check(model, ids, settings=ALL[drafter](text), max_new_tokens=14, do_sample=False)
+    )
     assert runs.fast.shape[1] == 64
 
 
@@ -98,10 +102,10 @@ def test_b8_a_prompt_that_is_too_long_fails_as_in_plain():
     """B5: the same error, and the next call works."""
     model = shared()
     ids = prompt(20)
-    with pytest.raises(ValueError) as plain:
+    with pytest.raises(ValueError, match="max_length") as plain:
         model.generate(ids, max_length=10)
     with lookahead.accelerate(model, strict=True):
-        with pytest.raises(ValueError) as fast:
+        with pytest.raises(ValueError, match="max_length") as fast:
             model.generate(ids, max_length=10)
         assert model.generate(ids, max_new_tokens=2).shape[1] == 22
     assert str(fast.value) == str(plain.value)

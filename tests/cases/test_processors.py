@@ -20,7 +20,7 @@ def _text(**kwargs):
     return IDS[0].tolist() + new, new
 
 
-_, NEW = (lambda: _text())()
+_, NEW = (_text)()
 
 OPTIONS = {
     "repetition_penalty": {"repetition_penalty": 1.3},
@@ -41,8 +41,14 @@ def test_g1_penalties_and_bans_work_as_in_plain(name, drafter):
     """G1: repetition_penalty was ignored without a word."""
     text, _ = _text(**OPTIONS[name])
     for sample in (False, True):
-        check(shared(), IDS, settings=ALL[drafter](text), max_new_tokens=24, do_sample=sample,
-              **OPTIONS[name])
+        check(
+            shared(),
+            IDS,
+            settings=ALL[drafter](text),
+            max_new_tokens=24,
+            do_sample=sample,
+            **OPTIONS[name],
+        )
 
 
 class Recording(LogitsProcessor):
@@ -85,9 +91,17 @@ class Spoiling(LogitsProcessor):
 def test_g4_a_processor_may_write_into_what_it_is_given(drafter):
     """G3: what one processor writes must not be seen anywhere else."""
     text = IDS[0].tolist() + new_ids(shared(), IDS, logits_processor=[Spoiling()])
-    runs = check(shared(), IDS, settings=ALL[drafter](text), max_new_tokens=24, do_sample=False,
-                 make=lambda: {"logits_processor": [Spoiling()]}, return_dict_in_generate=True,
-                 output_scores=True, output_logits=True)
+    runs = check(
+        shared(),
+        IDS,
+        settings=ALL[drafter](text),
+        max_new_tokens=24,
+        do_sample=False,
+        make=lambda: {"logits_processor": [Spoiling()]},
+        return_dict_in_generate=True,
+        output_scores=True,
+        output_logits=True,
+    )
     for name in ("scores", "logits"):
         for one, other in zip(runs.fast[name], runs.plain[name], strict=True):
             torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
@@ -104,8 +118,14 @@ def test_g5_drafts_that_break_a_grammar_are_dropped_quietly(drafter, sample):
 
     ids = torch.tensor([[40 + i % 9 for i in range(20)]])
     text = ids[0].tolist() + new_ids(shared(), ids, prefix_allowed_tokens_fn=allowed)
-    runs = check(shared(), ids, settings=ALL[drafter](text), max_new_tokens=24, do_sample=sample,
-                 prefix_allowed_tokens_fn=allowed)
+    runs = check(
+        shared(),
+        ids,
+        settings=ALL[drafter](text),
+        max_new_tokens=24,
+        do_sample=sample,
+        prefix_allowed_tokens_fn=allowed,
+    )
     for one, two in zip(runs.fast[0, 19:], runs.fast[0, 20:], strict=False):
         assert int(two) in allowed(0, [int(one)])
     assert not runs.stats.notes
@@ -116,8 +136,15 @@ def test_g5_drafts_that_break_a_grammar_are_dropped_quietly(drafter, sample):
 def test_g7_min_new_tokens_lets_the_end_through_from_the_same_place(drafter, place):
     """G7: min_tokens hid EOS on one draft row too many."""
     text, new = _text()
-    check(shared(), IDS, settings=ALL[drafter](text) | {"nodes": 6}, max_new_tokens=24,
-          do_sample=False, min_new_tokens=4, eos_token_id=new[place])
+    check(
+        shared(),
+        IDS,
+        settings=ALL[drafter](text) | {"nodes": 6},
+        max_new_tokens=24,
+        do_sample=False,
+        min_new_tokens=4,
+        eos_token_id=new[place],
+    )
 
 
 @pytest.mark.parametrize("length", [1, 2, 5])
@@ -128,6 +155,11 @@ def test_g9_json_with_repeated_keys_is_byte_equal(seed, length):
     record = [{"name": f"n{i * seed}", "value": i, "name_of_value": "name"} for i in range(4)]
     ids = tokenizer(json.dumps(record), return_tensors="pt").input_ids
     model = make_model("llama", vocab_size=256, seed=seed)
-    runs = check(model, ids, max_new_tokens=40, do_sample=False,
-                 settings={"max_depth": length, "sources": ("ngrams",)})
+    runs = check(
+        model,
+        ids,
+        max_new_tokens=40,
+        do_sample=False,
+        settings={"max_depth": length, "sources": ("ngrams",)},
+    )
     assert tokenizer.decode(runs.fast[0]) == tokenizer.decode(runs.plain[0])

@@ -18,8 +18,15 @@ def test_h1_no_drafter_moves_a_sample(seed, drafter):
     """H1: a greedy draft was judged with its soft probability."""
     torch.manual_seed(seed)
     text = shared().generate(IDS, max_new_tokens=20, do_sample=True, top_k=0)[0].tolist()
-    check(shared(), IDS, seed=seed, settings=ALL[drafter](text), max_new_tokens=20, do_sample=True,
-          top_k=0)
+    check(
+        shared(),
+        IDS,
+        seed=seed,
+        settings=ALL[drafter](text),
+        max_new_tokens=20,
+        do_sample=True,
+        top_k=0,
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -52,8 +59,12 @@ def test_h2_greedy_decoding_draws_nothing():
 def test_h3_an_impossible_token_is_never_accepted_and_a_certain_one_always(allowed):
     """H3: a wrong match count accepted every draft when sampling."""
     runs = check(
-        shared(), IDS, settings={"sources": (), "drafters": (Fixed([77, 77, 77]),)},
-        max_new_tokens=17, do_sample=True, top_k=0,
+        shared(),
+        IDS,
+        settings={"sources": (), "drafters": (Fixed([77, 77, 77]),)},
+        max_new_tokens=17,
+        do_sample=True,
+        top_k=0,
         prefix_allowed_tokens_fn=lambda b, ids: [77] if allowed else list(range(3, 77)),
     )
     steps = runs.stats.steps
@@ -67,8 +78,9 @@ def test_h7_two_samples_with_other_seeds_differ():
     with lookahead.accelerate(model, nodes=8, strict=True):
         for seed in range(8):
             torch.manual_seed(seed)
-            seen.add(tuple(model.generate(IDS, max_new_tokens=12, do_sample=True,
-                                          top_k=0)[0].tolist()))
+            seen.add(
+                tuple(model.generate(IDS, max_new_tokens=12, do_sample=True, top_k=0)[0].tolist())
+            )
     assert len(seen) == 8
 
 

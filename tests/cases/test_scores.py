@@ -20,8 +20,15 @@ def test_i1_scores_and_logits_are_there_for_every_token(drafter, family, sample)
     """I1: log-probabilities came back empty with speculation, right for the first token only."""
     model = shared(family)
     text = IDS[0].tolist() + new_ids(model, IDS)
-    runs = check(model, IDS, settings=ALL[drafter](text), max_new_tokens=20, do_sample=sample,
-                 repetition_penalty=1.1, **OUTPUTS)
+    runs = check(
+        model,
+        IDS,
+        settings=ALL[drafter](text),
+        max_new_tokens=20,
+        do_sample=sample,
+        repetition_penalty=1.1,
+        **OUTPUTS,
+    )
     assert type(runs.fast) is type(runs.plain)
     for name in ("scores", "logits"):
         fast, plain = runs.fast[name], runs.plain[name]
@@ -62,14 +69,20 @@ def test_i3_transition_scores_work_without_change():
 def test_i5_hidden_states_and_attentions_come_token_by_token(wanted):
     """I5: multi-token steps must not give block-shaped entries: such a call runs plain."""
     model = fresh(attention="eager")
-    arguments = {"max_new_tokens": 6, "do_sample": False, "return_dict_in_generate": True,
-                 wanted: True}
+    arguments = {
+        "max_new_tokens": 6,
+        "do_sample": False,
+        "return_dict_in_generate": True,
+        wanted: True,
+    }
     plain = model.generate(IDS, **arguments)
     with lookahead.accelerate(model), pytest.warns(lookahead.LookaheadWarning, match=wanted):
         fast = model.generate(IDS, **arguments)
     name = wanted.removeprefix("output_")
     assert [len(step) for step in fast[name]] == [len(step) for step in plain[name]]
     assert [step[0].shape for step in fast[name]] == [step[0].shape for step in plain[name]]
-    with lookahead.accelerate(model, strict=True):
-        with pytest.raises(lookahead.UnsupportedError, match=wanted):
-            model.generate(IDS, **arguments)
+    with (
+        lookahead.accelerate(model, strict=True),
+        pytest.raises(lookahead.UnsupportedError, match=wanted),
+    ):
+        model.generate(IDS, **arguments)

@@ -19,7 +19,7 @@ def _text():
     return IDS[0].tolist() + new, new
 
 
-@pytest.mark.parametrize("drafter", WELL_BEHAVED)
+@pytest.mark.parametrize("drafter", ["none", "both", "oracle", "oracle-20", "half", "random"])
 @pytest.mark.parametrize("place", [1, 4, 7, 11])
 def test_c1_stop_token_stop_string_and_streamer_work_at_once(place, drafter):
     """C1: no streaming and no stop tokens with speculation on."""
@@ -33,8 +33,16 @@ def test_c1_stop_token_stop_string_and_streamer_work_at_once(place, drafter):
 
     # A string that spans two tokens; the end token comes later, if at all.
     string = tokenizer.decode(new[place : place + 2])
-    runs = check(shared(), IDS, settings=ALL[drafter](text), make=make, max_new_tokens=24,
-                 do_sample=False, stop_strings=[string], eos_token_id=new[15])
+    runs = check(
+        shared(),
+        IDS,
+        settings=ALL[drafter](text),
+        make=make,
+        max_new_tokens=24,
+        do_sample=False,
+        stop_strings=[string],
+        eos_token_id=new[15],
+    )
     assert runs.fast.shape[1] < IDS.shape[1] + 24
     assert streamers[0].ids == streamers[1].ids == runs.fast[0].tolist()
     assert [s.ends for s in streamers] == [1, 1]
@@ -46,8 +54,15 @@ def test_c2_the_stop_string_cuts_inside_a_block():
     tokenizer = letter_tokenizer()
     for place in range(1, 10):
         settings = {"sources": (), "drafters": (Oracle(text, 8),)}
-        runs = check(shared(), IDS, settings=settings, max_new_tokens=24, do_sample=False,
-                     stop_strings=tokenizer.decode([new[place]]), tokenizer=tokenizer)
+        runs = check(
+            shared(),
+            IDS,
+            settings=settings,
+            max_new_tokens=24,
+            do_sample=False,
+            stop_strings=tokenizer.decode([new[place]]),
+            tokenizer=tokenizer,
+        )
         assert runs.fast.shape[1] - IDS.shape[1] <= place + 1
 
 
@@ -66,7 +81,10 @@ def test_c2_stop_strings_of_a_generation_config_on_the_call_count():
     _, new = _text()
     model = fresh()
     settings = type(model.generation_config)(
-        stop_strings=[letter_tokenizer().decode([new[5]])], max_new_tokens=24, do_sample=False, pad_token_id=0
+        stop_strings=[letter_tokenizer().decode([new[5]])],
+        max_new_tokens=24,
+        do_sample=False,
+        pad_token_id=0,
     )
     before = settings.to_dict()
     runs = check(model, IDS, generation_config=settings, tokenizer=letter_tokenizer())
@@ -79,9 +97,12 @@ def test_c2_stop_strings_without_a_tokenizer_fail_as_in_plain():
     model = fresh()
     with pytest.raises(ValueError, match="tokenizer") as plain:
         model.generate(IDS, max_new_tokens=5, stop_strings=["w5"])
-    with lookahead.accelerate(model), pytest.raises(ValueError, match="tokenizer") as fast:
-        with pytest.warns(lookahead.LookaheadWarning, match="tokenizer"):
-            model.generate(IDS, max_new_tokens=5, stop_strings=["w5"])
+    with (
+        lookahead.accelerate(model),
+        pytest.raises(ValueError, match="tokenizer") as fast,
+        pytest.warns(lookahead.LookaheadWarning, match="tokenizer"),
+    ):
+        model.generate(IDS, max_new_tokens=5, stop_strings=["w5"])
     assert str(fast.value) == str(plain.value)
 
 
@@ -141,8 +162,9 @@ def test_c3_a_criterion_of_the_users_own_ends_the_text_where_plain_does(drafter,
         made.append(criterion)
         return {"stopping_criteria": StoppingCriteriaList([criterion])}
 
-    runs = check(shared(), IDS, settings=ALL[drafter](text), make=make, max_new_tokens=24,
-                 do_sample=False)
+    runs = check(
+        shared(), IDS, settings=ALL[drafter](text), make=make, max_new_tokens=24, do_sample=False
+    )
     assert 18 + 1 < runs.fast.shape[1] < 18 + 24
     if kind == "counting":
         assert made[0].calls == made[1].calls
@@ -151,8 +173,15 @@ def test_c3_a_criterion_of_the_users_own_ends_the_text_where_plain_does(drafter,
 
 def test_c3_a_list_of_plain_functions_is_taken():
     """C3: a plain list with a function in it."""
-    check(shared(), IDS, make=lambda: {"stopping_criteria": [lambda ids, scores, **k: torch.tensor(
-        [ids.shape[1] > 25])]}, max_new_tokens=24, do_sample=False)
+    check(
+        shared(),
+        IDS,
+        make=lambda: {
+            "stopping_criteria": [lambda ids, scores, **k: torch.tensor([ids.shape[1] > 25])]
+        },
+        max_new_tokens=24,
+        do_sample=False,
+    )
 
 
 def test_c4_a_criterion_sees_the_scores_of_every_token_so_far():
@@ -168,8 +197,15 @@ def test_c4_a_criterion_sees_the_scores_of_every_token_so_far():
 
         return {"stopping_criteria": [criterion]}
 
-    check(shared(), IDS, make=make, max_new_tokens=24, do_sample=False,
-          return_dict_in_generate=True, output_scores=True)
+    check(
+        shared(),
+        IDS,
+        make=make,
+        max_new_tokens=24,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
     assert [n for n, _ in seen[0]] == [n for n, _ in seen[1]] == list(range(1, 10))
     assert [v for _, v in seen[0]] == pytest.approx([v for _, v in seen[1]], abs=1e-4)
 
@@ -203,6 +239,7 @@ def test_c5_code_with_stop_strings_is_cut_as_plain_cuts_it(snippet):
     ids = tokenizer(snippet, return_tensors="pt").input_ids
     new = new_ids(model, ids, 60)
     stops = [tokenizer.decode(new[20:22]), tokenizer.decode(new[30:33]), "\ndef", "\nclass"]
-    runs = check(model, ids, max_new_tokens=60, do_sample=False, stop_strings=stops,
-                 tokenizer=tokenizer)
+    runs = check(
+        model, ids, max_new_tokens=60, do_sample=False, stop_strings=stops, tokenizer=tokenizer
+    )
     assert tokenizer.decode(runs.fast[0]) == tokenizer.decode(runs.plain[0])

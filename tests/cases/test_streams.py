@@ -30,8 +30,15 @@ def test_m1_the_stream_is_the_return_value_piece_by_piece(drafter, sample, famil
 
     for eos in (None, text[25]):
         made.clear()
-        runs = run(model, IDS, settings=ALL[drafter](text), make=make, max_new_tokens=20,
-                   do_sample=sample, eos_token_id=eos)
+        runs = run(
+            model,
+            IDS,
+            settings=ALL[drafter](text),
+            make=make,
+            max_new_tokens=20,
+            do_sample=sample,
+            eos_token_id=eos,
+        )
         plain, fast = made
         assert fast.ids == runs.fast[0].tolist() == runs.plain[0].tolist()
         assert [v.tolist() for v in fast.values] == [v.tolist() for v in plain.values]
@@ -99,9 +106,15 @@ def test_m3_a_block_that_cuts_a_character_shows_no_replacement_character(length)
         streamers.append(Pieces(tokenizer, skip_prompt=True))
         return {"streamer": streamers[-1]}
 
-    run(model, ids, make=make, max_new_tokens=len(wanted), do_sample=False,
+    run(
+        model,
+        ids,
+        make=make,
+        max_new_tokens=len(wanted),
+        do_sample=False,
         settings={"sources": (), "drafters": (Oracle(text, length),)},
-        prefix_allowed_tokens_fn=lambda b, seen: [text[len(seen)]])
+        prefix_allowed_tokens_fn=lambda b, seen: [text[len(seen)]],
+    )
     plain, fast = streamers
     assert "".join(fast.pieces) == EMOJI
     assert fast.pieces == plain.pieces
@@ -118,8 +131,16 @@ def test_m5_an_iterating_streamer_ends_where_the_ids_end(seed):
     plain = model.generate(ids, max_new_tokens=24, do_sample=False, eos_token_id=eos)
     streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=60)
     with lookahead.accelerate(model, nodes=8, strict=True):
-        thread = Thread(target=model.generate, args=(ids,), kwargs={
-            "max_new_tokens": 24, "do_sample": False, "eos_token_id": eos, "streamer": streamer})
+        thread = Thread(
+            target=model.generate,
+            args=(ids,),
+            kwargs={
+                "max_new_tokens": 24,
+                "do_sample": False,
+                "eos_token_id": eos,
+                "streamer": streamer,
+            },
+        )
         thread.start()
         text = "".join(streamer)
         thread.join()

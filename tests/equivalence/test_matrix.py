@@ -84,9 +84,15 @@ def test_eager_attention_gives_the_same(drafter, family):
 
 
 @pytest.mark.parametrize("mode", SAMPLED)
-@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("drafter", WELL_BEHAVED)
-def test_the_same_seed_gives_the_same_sample(drafter, family, mode):
+def test_the_same_seed_gives_the_same_sample(drafter, mode):
+    _check(drafter, "llama", "sdpa", _spread(NODES, drafter, mode), mode)
+
+
+@pytest.mark.parametrize("family", FAMILIES[1:])
+@pytest.mark.parametrize("drafter", WELL_BEHAVED)
+def test_the_same_seed_gives_the_same_sample_on_every_family(drafter, family):
+    mode = _spread(tuple(SAMPLED), "mode", drafter, family)
     _check(drafter, family, "sdpa", _spread(NODES, drafter, family, mode), mode)
 
 
@@ -107,7 +113,7 @@ def test_a_drafter_that_breaks_its_contract_changes_no_sample(drafter, family):
 @pytest.mark.parametrize("drafter", ["raises", "string", "too-large-tokens"])
 def test_a_drafter_that_breaks_its_contract_is_reported_once(drafter):
     model = fresh()
-    with (
+    with (  # noqa: PT031
         lookahead.accelerate(model, **ALL[drafter](prompt(30)[0].tolist())),
         pytest.warns(lookahead.LookaheadWarning, match="output is not affected") as warned,
     ):

@@ -246,7 +246,9 @@ class TestCustomGenerate:
 
     def test_processors_criteria_and_outputs_work(self, llama):
         options = ARGUMENTS | {
-            "repetition_penalty": 1.2, "return_dict_in_generate": True, "output_scores": True,
+            "repetition_penalty": 1.2,
+            "return_dict_in_generate": True,
+            "output_scores": True,
             "stopping_criteria": [lambda ids, scores, **k: torch.tensor([ids.shape[1] > 26])],
         }
         plain = llama.generate(IDS, **options)
@@ -254,15 +256,18 @@ class TestCustomGenerate:
         assert fast.sequences.tolist() == plain.sequences.tolist()
         assert len(fast.scores) == len(plain.scores)
 
-    @pytest.mark.parametrize("options", [
-        {"num_beams": 2}, {"use_cache": False}, {"cache_implementation": "static"},
-    ])
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"num_beams": 2},
+            {"use_cache": False},
+            {"cache_implementation": "static"},
+        ],
+    )
     def test_what_is_not_supported_runs_plain_with_a_warning(self, llama, options):
         plain = llama.generate(IDS, **(ARGUMENTS | options))
         with pytest.warns(lookahead.LookaheadWarning, match="runs plain"):
-            fast = llama.generate(
-                IDS, custom_generate=lookahead.generate, **(ARGUMENTS | options)
-            )
+            fast = llama.generate(IDS, custom_generate=lookahead.generate, **(ARGUMENTS | options))
         assert fast.tolist() == plain.tolist()
         assert not lookahead.last_stats(llama).accelerated
 
@@ -270,9 +275,11 @@ class TestCustomGenerate:
         def mine(model, input_ids, **kwargs):
             return "mine"
 
-        with lookahead.accelerate(llama):
-            with pytest.warns(lookahead.LookaheadWarning, match="custom_generate"):
-                assert llama.generate(IDS, custom_generate=mine, **ARGUMENTS) == "mine"
+        with (
+            lookahead.accelerate(llama),
+            pytest.warns(lookahead.LookaheadWarning, match="custom_generate"),
+        ):
+            assert llama.generate(IDS, custom_generate=mine, **ARGUMENTS) == "mine"
 
     def test_our_own_function_on_an_accelerated_model_is_no_reason_to_warn(self, llama):
         with lookahead.accelerate(llama):
@@ -315,7 +322,7 @@ class TestPatchedBefore:
     def test_accelerating_over_a_patch_over_an_accelerated_model_works(self, llama):
         lookahead.accelerate(llama)
         inner = llama.generate
-        llama.generate = lambda *args, **kwargs: inner(*args, **kwargs)
+        llama.generate = inner
         lookahead.accelerate(llama, nodes=4, strict=True)
         assert llama.generate(IDS, **ARGUMENTS).tolist() == _expected()
         assert lookahead.last_stats(llama).accelerated
@@ -410,8 +417,9 @@ class TestPipeline:
         lookahead.accelerate(llama, strict=True)
         assert pipe("w5 w6 w7 w5 w6", **options) == plain
         assert lookahead.last_stats(llama).accelerated
-        assert pipe(["w5 w6 w7", "w9"], **options) == [pipe(t, **options) for t in
-                                                       ("w5 w6 w7", "w9")]
+        assert pipe(["w5 w6 w7", "w9"], **options) == [
+            pipe(t, **options) for t in ("w5 w6 w7", "w9")
+        ]
 
     def test_a_pipeline_with_a_streamer_and_a_stop_string(self, llama):
         from transformers import pipeline
@@ -420,8 +428,12 @@ class TestPipeline:
         ids = tokenizer("abcabcab", return_tensors="pt").input_ids
         stop = tokenizer.decode(new_ids(llama, ids)[4:6])
         pipe = pipeline("text-generation", model=llama, tokenizer=tokenizer, device="cpu")
-        options = {"max_new_tokens": 12, "do_sample": False, "stop_strings": [stop],
-                   "tokenizer": tokenizer}
+        options = {
+            "max_new_tokens": 12,
+            "do_sample": False,
+            "stop_strings": [stop],
+            "tokenizer": tokenizer,
+        }
         plain = pipe("abcabcab", **options)
         streamer = Recorder()
         with lookahead.accelerate(llama, strict=True):

@@ -16,8 +16,13 @@ ARGUMENTS = {"max_new_tokens": 16, "do_sample": False}
 
 def _lora(family="llama"):
     targets = ["c_attn"] if family == "gpt2" else ["q_proj", "v_proj"]
-    config = peft.LoraConfig(r=4, lora_alpha=32, target_modules=targets, task_type="CAUSAL_LM",
-                             fan_in_fan_out=family == "gpt2")
+    config = peft.LoraConfig(
+        r=4,
+        lora_alpha=32,
+        target_modules=targets,
+        task_type="CAUSAL_LM",
+        fan_in_fan_out=family == "gpt2",
+    )
     model = peft.get_peft_model(fresh(family), config, adapter_name="one").eval()
     model.add_adapter("two", config)
     generator = torch.Generator().manual_seed(0)
@@ -63,8 +68,12 @@ def test_ids_may_be_positional():
 def test_streams_samples_and_outputs_work_through_an_adapter():
     """O5, with everything that goes around the loop."""
     model = _lora()
-    options = {"max_new_tokens": 16, "do_sample": True, "return_dict_in_generate": True,
-               "output_scores": True}
+    options = {
+        "max_new_tokens": 16,
+        "do_sample": True,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+    }
     torch.manual_seed(0)
     plain = model.generate(input_ids=IDS, **options)
     streamer = Recorder()
@@ -80,8 +89,9 @@ def test_an_adapter_put_on_an_accelerated_model_is_used():
     """O5: the model inside may be the accelerated one."""
     inner = fresh()
     lookahead.accelerate(inner, strict=True)
-    config = peft.LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM",
-                             init_lora_weights=False)
+    config = peft.LoraConfig(
+        r=4, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False
+    )
     torch.manual_seed(0)
     model = peft.get_peft_model(inner, config).eval()
     fast = model.generate(input_ids=IDS, **ARGUMENTS).tolist()

@@ -123,8 +123,11 @@ def test_an_exception_inside_the_model_comes_out_and_leaves_no_mask_behind():
         model.generate(IDS, **ARGUMENTS)
         layer = model.model.layers[1].mlp
         hook = layer.register_forward_pre_hook(
-            lambda module, args: (_ for _ in ()).throw(RuntimeError("inside"))
-            if masks._active.get() is not None else None
+            lambda module, args: (
+                (_ for _ in ()).throw(RuntimeError("inside"))
+                if masks._active.get() is not None
+                else None
+            )
         )
         with pytest.raises(RuntimeError, match="inside"):
             model.generate(IDS, **ARGUMENTS)
@@ -146,9 +149,11 @@ def test_a_drafter_cannot_swallow_ctrl_c():
             raise KeyboardInterrupt
 
     model = fresh()
-    with lookahead.accelerate(model, drafters=(Stopped(),), nodes=4):
-        with pytest.raises(KeyboardInterrupt):
-            model.generate(IDS, **ARGUMENTS)
+    with (
+        lookahead.accelerate(model, drafters=(Stopped(),), nodes=4),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        model.generate(IDS, **ARGUMENTS)
 
 
 @pytest.mark.parametrize("way", ["in-place", "block", "custom_generate"])

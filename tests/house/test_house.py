@@ -33,8 +33,12 @@ MODULES = {m.__name__: m for package in PACKAGES for m in _modules(package)}
 def _python(code):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300,
-        env=environment, check=False,
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment,
+        check=False,
     )
 
 
@@ -58,7 +62,7 @@ def test_what_a_module_exports_exists(name):
 
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="nothing_of_the_kind"):
-        lookahead.nothing_of_the_kind
+        _ = lookahead.nothing_of_the_kind
     assert not hasattr(lookahead, "torch")
 
 
@@ -79,12 +83,12 @@ def _public_definitions(module):
         elif inspect.isclass(value):
             yield name, value
             for inner, member in vars(value).items():
-                member = getattr(member, "__func__", member)
-                if isinstance(member, property):
-                    member = member.fget
-                if not inner.startswith("_") and inspect.isfunction(member):
-                    if member.__module__ == module.__name__:
-                        yield f"{name}.{inner}", member
+                found = member.fget if isinstance(member, property) else member
+                found = getattr(found, "__func__", found)
+                if inner.startswith("_") or not inspect.isfunction(found):
+                    continue
+                if found.__module__ == module.__name__:
+                    yield f"{name}.{inner}", found
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -123,9 +127,21 @@ def test_the_pool_loads_neither_torch_nor_transformers():
 @pytest.mark.parametrize("name", ["lookahead", "ngram_pool", "lookahead.wrapping", "lookahead.cli"])
 def test_imports_give_no_warning(name):
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-W",
-         "ignore::FutureWarning", "-c", f"import {name}"],
-        capture_output=True, text=True, timeout=300, check=False,
+        [
+            sys.executable,
+            "-W",
+            "error",
+            "-W",
+            "ignore::DeprecationWarning",
+            "-W",
+            "ignore::FutureWarning",
+            "-c",
+            f"import {name}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
@@ -134,8 +150,12 @@ def test_imports_give_no_warning(name):
 @pytest.mark.parametrize("name", ["lookahead", "ngram_pool"])
 def test_imports_of_our_own_packages_give_no_warning_at_all(name):
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", f"import {name}"], capture_output=True, text=True,
-        timeout=300, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        [sys.executable, "-W", "error", "-c", f"import {name}"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
 

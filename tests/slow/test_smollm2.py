@@ -78,8 +78,9 @@ def _talk(model, tokenizer, turns, options):
             more = tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
             ids = torch.cat([ids, more], dim=1)
         torch.manual_seed(number)
-        ids = model.generate(ids, attention_mask=torch.ones_like(ids), cache=cache,
-                             max_new_tokens=NEW, **options)
+        ids = model.generate(
+            ids, attention_mask=torch.ones_like(ids), cache=cache, max_new_tokens=NEW, **options
+        )
         assert cache.get_seq_length() == ids.shape[1] - 1
         out.append(ids[0].tolist())
     return out

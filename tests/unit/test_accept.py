@@ -69,10 +69,18 @@ def test_every_token_is_chosen_tested_and_emitted_before_the_next():
     walk, events, sequence = _walk(TREE, [3, 5, 0, 7, 0, 9])
     assert (walk.path, walk.chosen, walk.accepted) == ([0, 1, 3, 5], [3, 5, 7, 9], 3)
     assert events == [
-        ("choose", 2, 2), ("stop?", 3), ("emit", 3),
-        ("choose", 3, 3), ("stop?", 5), ("emit", 5),
-        ("choose", 4, 5), ("stop?", 7), ("emit", 7),
-        ("choose", 5, 7), ("stop?", 9), ("emit", 9),
+        ("choose", 2, 2),
+        ("stop?", 3),
+        ("emit", 3),
+        ("choose", 3, 3),
+        ("stop?", 5),
+        ("emit", 5),
+        ("choose", 4, 5),
+        ("stop?", 7),
+        ("emit", 7),
+        ("choose", 5, 7),
+        ("stop?", 9),
+        ("emit", 9),
     ]
     assert sequence.context == [1, 2, 3, 5, 7, 9]
 
@@ -116,9 +124,13 @@ def test_the_scores_that_a_stopping_rule_sees_include_the_token_s_own():
     seen = []
     scores = []
     sequence = Sequence(
-        slot=0, context=[1], seen=TokenBuffer(torch.tensor([[1]])), drafter=None,
+        slot=0,
+        context=[1],
+        seen=TokenBuffer(torch.tensor([[1]])),
+        drafter=None,
         chooser=NodeChooser(None, sample=False, scores=scores),
-        should_stop=lambda ids, s: seen.append(len(s)) or False, scores=scores,
+        should_stop=lambda ids, s: seen.append(len(s)) or False,
+        scores=scores,
     )
     sequence.chooser.begin(_logits(TREE, [3, 5, 0, 7, 0, 9]))
     accept(TREE, sequence)
@@ -205,10 +217,20 @@ class TestEngine:
         assert stats.passes == 11
         assert ("prompt_rows", 0) not in target.calls
 
-    @pytest.mark.parametrize("settings", [
-        {}, {"nodes": 1}, {"nodes": 16}, {"nodes": "auto"}, {"max_depth": 1}, {"sources": ()},
-        {"sources": ("ngrams",)}, {"sources": ("recycled",)}, {"recycle_prompt": 0},
-    ])
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {},
+            {"nodes": 1},
+            {"nodes": 16},
+            {"nodes": "auto"},
+            {"max_depth": 1},
+            {"sources": ()},
+            {"sources": ("ngrams",)},
+            {"sources": ("recycled",)},
+            {"recycle_prompt": 0},
+        ],
+    )
     def test_any_setting_decodes_what_plain_decodes(self, settings):
         random = np.random.default_rng(0)
         table = random.dirichlet([0.2] * VOCAB, (VOCAB, VOCAB)).tolist()
@@ -222,8 +244,15 @@ class TestEngine:
 
     def test_guesses_end_where_the_run_ends(self):
         text = [1, 2, *[3, 4, 5] * 20]
-        _, stats = decode(scripted(text, VOCAB), [1, 2], 10, sample=False, nodes=16, sources=(),
-                          drafters=(Oracle(text, 16),))
+        _, stats = decode(
+            scripted(text, VOCAB),
+            [1, 2],
+            10,
+            sample=False,
+            nodes=16,
+            sources=(),
+            drafters=(Oracle(text, 16),),
+        )
         assert stats.new_tokens == 10
         assert stats.drafted == stats.accepted == 8
 
@@ -231,8 +260,14 @@ class TestEngine:
         text = [1, 2, *[3, 4, 5] * 9]
         config, stats = Config(nodes=4, sources=(), drafters=(Oracle(text, 4),)), DecodeStats()
         target = TableTarget(scripted(text, VOCAB), [[1, 2]])
-        sequence = make_sequence([1, 2], config=config, stats=stats, vocab=VOCAB, num=None,
-                                 stop=lambda ids: len(ids) >= 20)
+        sequence = make_sequence(
+            [1, 2],
+            config=config,
+            stats=stats,
+            vocab=VOCAB,
+            num=None,
+            stop=lambda ids: len(ids) >= 20,
+        )
         Engine(target, Budget(config, CostCurve()), config, stats).run([sequence])
         assert sequence.context == text[:20]
         assert stats.accepted > 0

@@ -248,15 +248,18 @@ def test_a_filled_sliding_cache_is_gone_on_from():
     assert layer.start >= 31 - 2 * window
 
 
-@pytest.mark.parametrize("make", [
-    lambda: StaticCache(config=shared().config, max_cache_len=20),
-    lambda: type("Mine", (DynamicCache,), {})(),
-    lambda: DynamicCache(config=shared().config, offloading=True),
-])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: StaticCache(config=shared().config, max_cache_len=20),
+        type("Mine", (DynamicCache,), {}),
+        lambda: DynamicCache(config=shared().config, offloading=True),
+    ],
+)
 def test_a_cache_of_another_kind_is_refused_by_name(make):
     try:
         given = make()
     except (AssertionError, RuntimeError, ValueError) as error:
         pytest.skip(f"the library cannot make it here: {error}")
-    with pytest.raises(UnsupportedError, match="StaticCache|Mine|offloaded"):
+    with pytest.raises(UnsupportedError, match=r"StaticCache|Mine|offloaded"):
         SlotCache(given, 1)

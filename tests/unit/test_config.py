@@ -40,15 +40,18 @@ def test_lists_are_taken_for_tuples():
     assert isinstance(config.drafters, tuple)
 
 
-@pytest.mark.parametrize(("name", "value", "expected"), [
-    ("nodes", -1, '"auto" or a whole number from 0 to 256'),
-    ("max_nodes", 257, "a whole number from 0 to 256"),
-    ("max_depth", 0, "a whole number from 1 to 256"),
-    ("recycle_prompt", -5, "a whole number from 0 to"),
-    ("strict", 0, "True or False"),
-    ("sources", ("fortune",), "'ngrams', 'recycled'"),
-    ("drafters", (3,), "a draft"),
-])
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("nodes", -1, '"auto" or a whole number from 0 to 256'),
+        ("max_nodes", 257, "a whole number from 0 to 256"),
+        ("max_depth", 0, "a whole number from 1 to 256"),
+        ("recycle_prompt", -5, "a whole number from 0 to"),
+        ("strict", 0, "True or False"),
+        ("sources", ("fortune",), "'ngrams', 'recycled'"),
+        ("drafters", (3,), "a draft"),
+    ],
+)
 def test_a_message_gives_the_range_and_the_value(name, value, expected):
     with pytest.raises(ConfigError, match=expected) as caught:
         Config(**{name: value})

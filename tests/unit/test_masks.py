@@ -96,9 +96,18 @@ def test_the_hook_is_put_in_once_and_delegates():
     assert all(registry[name] is hook for name, hook in hooks.items())
     for hook in hooks.values():
         assert not hasattr(hook.lookahead_original, "lookahead_original")
-    options = {"batch_size": 1, "q_length": 3, "kv_length": 3, "q_offset": 0, "kv_offset": 0,
-               "mask_function": causal_mask_function, "attention_mask": None,
-               "allow_is_causal_skip": False, "dtype": torch.float32, "device": "cpu"}
+    options = {
+        "batch_size": 1,
+        "q_length": 3,
+        "kv_length": 3,
+        "q_offset": 0,
+        "kv_offset": 0,
+        "mask_function": causal_mask_function,
+        "attention_mask": None,
+        "allow_is_causal_skip": False,
+        "dtype": torch.float32,
+        "device": "cpu",
+    }
     for hook in hooks.values():
         one, other = hook(**options), hook.lookahead_original(**options)
         assert torch.equal(one, other)
@@ -115,7 +124,7 @@ def test_a_mask_made_in_an_unknown_way_is_refused_while_a_tree_is_active():
 
 def test_the_block_ends_where_an_exception_leaves_it():
     visibility = masks.Visibility(torch.ones(1, 1, 1), torch.zeros(1, 1), torch.zeros(1, 1))
-    with pytest.raises(KeyError), masks.tree_attention(visibility):
+    with pytest.raises(KeyError), masks.tree_attention(visibility):  # noqa: PT012
         with masks.tree_attention(visibility):
             pass
         assert masks._active.get() is visibility

@@ -78,20 +78,26 @@ def test_a_faulty_model_runs_plain_with_that_reason(monkeypatch):
             fast = model.generate(IDS, max_new_tokens=12, do_sample=False)
         assert not lookahead.last_stats(model).accelerated
     assert fast.tolist() == plain.tolist()
-    with lookahead.accelerate(model, strict=True):
-        with pytest.raises(lookahead.UnsupportedError, match="differ from plain ones"):
-            model.generate(IDS, max_new_tokens=12)
+    with (
+        lookahead.accelerate(model, strict=True),
+        pytest.raises(lookahead.UnsupportedError, match="differ from plain ones"),
+    ):
+        model.generate(IDS, max_new_tokens=12)
 
 
-@pytest.mark.parametrize(("family", "reason"), [("bloom", "position ids"), ("mamba", "recurrent state")])
+@pytest.mark.parametrize(
+    ("family", "reason"), [("bloom", "position ids"), ("mamba", "recurrent state")]
+)
 def test_families_that_cannot_bear_a_tree_run_plain_with_a_reason(family, reason):
     model = fresh(family, attention="eager") if family == "bloom" else fresh(family)
     text = IDS[0].tolist() + new_ids(model, IDS)
     plain = model.generate(IDS, max_new_tokens=12, do_sample=False)
-    with lookahead.accelerate(model, drafters=(Oracle(text),)):
-        with pytest.warns(lookahead.LookaheadWarning, match=reason) as warned:
-            for _ in range(2):
-                fast = model.generate(IDS, max_new_tokens=12, do_sample=False)
+    with (  # noqa: PT031
+        lookahead.accelerate(model, drafters=(Oracle(text),)),
+        pytest.warns(lookahead.LookaheadWarning, match=reason) as warned,
+    ):
+        for _ in range(2):
+            fast = model.generate(IDS, max_new_tokens=12, do_sample=False)
     assert fast.tolist() == plain.tolist()
     assert len(warned) == 1
 

@@ -51,9 +51,13 @@ def test_the_type_of_the_ids_is_kept(dtype):
 
 def _sequence(max_length, context=(1, 2, 3), seen=None):
     return Sequence(
-        slot=0, context=list(context), seen=TokenBuffer(torch.tensor([list(seen or context)])),
-        drafter=None, chooser=NodeChooser(None, sample=False),
-        should_stop=lambda ids, scores: ids.shape[1] >= 6, max_length=max_length,
+        slot=0,
+        context=list(context),
+        seen=TokenBuffer(torch.tensor([list(seen or context)])),
+        drafter=None,
+        chooser=NodeChooser(None, sample=False),
+        should_stop=lambda ids, scores: ids.shape[1] >= 6,
+        max_length=max_length,
     )
 
 
@@ -82,7 +86,12 @@ def test_a_row_finishes_where_its_rule_says_so():
 
 def test_the_empty_tree_stands_under_the_last_token():
     assert _sequence(None).only_root().tokens.tolist() == [3]
-    empty = Sequence(slot=0, context=[], seen=TokenBuffer(torch.zeros((1, 0), dtype=torch.long)),
-                     drafter=None, chooser=NodeChooser(None, sample=False),
-                     should_stop=lambda ids, scores: False)
+    empty = Sequence(
+        slot=0,
+        context=[],
+        seen=TokenBuffer(torch.zeros((1, 0), dtype=torch.long)),
+        drafter=None,
+        chooser=NodeChooser(None, sample=False),
+        should_stop=lambda ids, scores: False,
+    )
     assert len(empty.only_root()) == 0

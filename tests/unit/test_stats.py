@@ -22,8 +22,7 @@ def test_the_mean_acceptance_length_counts_the_bonus_token_and_not_the_prefill()
 def test_plain_decoding_has_one():
     assert DecodeStats().mean_acceptance_length == 1.0
     assert DecodeStats(new_tokens=10, passes=9).mean_acceptance_length == 1.0
-    assert DecodeStats(rows=2, new_tokens=20, passes=9).mean_acceptance_length == pytest.approx(
-        1.0)
+    assert DecodeStats(rows=2, new_tokens=20, passes=9).mean_acceptance_length == pytest.approx(1.0)
 
 
 def test_rows_are_counted_apart():

@@ -352,7 +352,7 @@ def _decode(
     call: Prepared, config: Config, session: Session, extras: Extras, refuse: type[Exception]
 ) -> Any:
     try:
-        cache = prepare(call, session, extras)
+        cache = prepare(call, config, session, extras)
     except UnsupportedError as error:
         raise refuse(str(error)) from None
     stats = DecodeStats()

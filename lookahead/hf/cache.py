@@ -25,6 +25,10 @@ from lookahead.hf.compat import count_or_length
 __all__ = ["SlotCache"]
 
 
+#: Slots that a buffer has beyond what was asked for.
+HEADROOM = 256
+
+
 class _Lengths:
     """Committed rows of every sequence; one object, read by all layers of a cache."""
 
@@ -155,12 +159,15 @@ class SlotLayer(CacheLayerMixin):
         self.values[rows, :, low:high] = values
 
     def _reserve(self, end: int) -> None:
-        """Make room up to slot ``end``, by doubling up to what the run can need at all."""
+        """Make room up to slot ``end``, by doubling up to what the run can need at all.
+
+        The first room is larger than the prompt: growing at the first step would copy all of it.
+        """
         needed = end - self.start
         capacity = self.keys.shape[-2]
         if needed <= capacity:
             return
-        wanted = max(needed, 2 * capacity)
+        wanted = max(needed + HEADROOM, 2 * capacity)
         if self._lengths.limit is not None:
             wanted = max(needed, min(wanted, self._lengths.limit - self.start))
         for name in ("keys", "values"):

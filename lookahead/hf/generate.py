@@ -77,7 +77,7 @@ class Prepared:
         return cache_argument(self.model)
 
 
-def prepare(call: Prepared, session: Session, extras: Extras) -> SlotCache:
+def prepare(call: Prepared, config: Config, session: Session, extras: Extras) -> SlotCache:
     """Make the cache for an accelerated run, or refuse it.
 
     Raises
@@ -95,7 +95,7 @@ def prepare(call: Prepared, session: Session, extras: Extras) -> SlotCache:
     if reason is not None:
         raise UnsupportedError(reason)
     install()
-    slots = SlotCache(cache, call.batch, _slot_limit(call))
+    slots = SlotCache(cache, call.batch, _slot_limit(call, config))
     if fault := _verdict(call.model, session):
         raise UnsupportedError(fault)
     return slots
@@ -244,13 +244,13 @@ def _max_length(call: Prepared) -> int | None:
     return room if bound is None else min(bound, room)
 
 
-def _slot_limit(call: Prepared) -> int | None:
+def _slot_limit(call: Prepared, config: Config) -> int | None:
     """Return the most slots that the cache can need, tree included."""
     bound = call.stopping_criteria.max_length
     if bound is None:
         return None
     prompt = int(call.model_kwargs["position_ids"].shape[-1])
-    return int(bound - call.input_ids.shape[1] + prompt + 1)
+    return int(bound - call.input_ids.shape[1] + prompt + config.draft_budget)
 
 
 def _verdict(model: Any, session: Session) -> str | None:

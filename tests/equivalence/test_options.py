@@ -495,3 +495,47 @@ def test_a_plain_run_starts_from_the_same_seed():
 def test_equal_weights_of_input_and_output_layer_change_nothing():
     model = make_model("llama", tie_word_embeddings=True)
     check(model, IDS, max_new_tokens=20, do_sample=False)
+
+
+def test_ids_of_32_bits_come_back_as_in_plain():
+    check(shared(), IDS.int(), max_new_tokens=12, do_sample=False)
+    check(shared(), prompt(40)[:, ::2], max_new_tokens=12, do_sample=False)
+
+
+def test_inference_mode_changes_nothing():
+    with torch.inference_mode():
+        runs = check(
+            shared(), IDS, max_new_tokens=12, do_sample=False, return_dict_in_generate=True
+        )
+    assert_same_cache(runs.fast.cache, runs.plain.cache)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "gemma3"])
+@pytest.mark.parametrize("option", ["chunks", "embeddings", "positions", "no-padding-token"])
+def test_a_batch_of_ragged_rows_takes_the_option(option, family):
+    model = fresh(family)
+    rows = [prompt(n, seed=n, repeat=n // 4)[0] for n in (5, 19, 11)]
+    ids = torch.stack([torch.cat([torch.zeros(19 - len(r), dtype=torch.long), r]) for r in rows])
+    mask = torch.stack([(torch.arange(19) >= 19 - len(r)).long() for r in rows])
+    arguments = {"attention_mask": mask, "max_new_tokens": 14, "do_sample": False}
+    if option == "chunks":
+        arguments["prefill_chunk_size"] = 4
+    elif option == "positions":
+        arguments["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
+    elif option == "embeddings":
+        arguments["inputs_embeds"] = model.get_input_embeddings()(ids).detach()
+    else:
+        arguments["eos_token_id"] = int(model.generate(ids, **arguments)[0, -5])
+        arguments["pad_token_id"] = arguments["eos_token_id"]
+    check(model, None if option == "embeddings" else ids, **arguments)
+
+
+def test_positions_that_run_out_fail_as_in_plain():
+    model = make_model("gpt2", n_positions=40)
+    streamers = [Recorder(), Recorder()]
+    arguments = {"max_new_tokens": 40, "do_sample": False}
+    with pytest.raises(IndexError):
+        model.generate(IDS, streamer=streamers[0], **arguments)
+    with lookahead.accelerate(model, nodes=8, strict=True), pytest.raises(IndexError):
+        model.generate(IDS, streamer=streamers[1], **arguments)
+    assert streamers[1].ids == streamers[0].ids

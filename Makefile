@@ -25,6 +25,7 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements.lock
 	$(BIN)/python -m pip install --quiet --constraint requirements.lock torch
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -c 'import ngram_pool; ngram_pool.warm_up(block=True)'
 	@touch $@
 
 chat: $(READY)

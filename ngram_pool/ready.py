@@ -222,7 +222,7 @@ def compile_kernels() -> None:
     Processes that start at once take turns; the later ones find the work done.
     """
     with contextlib.suppress(AttributeError, OSError):
-        os.nice(5)  # the program that waits for its first tokens goes first
+        os.nice(19)  # the program that waits for its first tokens goes first
     folder, sources, machine = _identity()
     with _locked(folder):
         if not stamp_is_valid():

@@ -86,6 +86,9 @@ def open_model(name: str, dtype: str, device: str, threads: int | None) -> tuple
     tuple of (model, tokenizer)
     """
     with working("Starting") as tell:
+        import ngram_pool
+
+        ngram_pool.warm_up()  # what has to be compiled is, while the model loads
         import torch
 
         from lookahead.hf.default_model import load_model

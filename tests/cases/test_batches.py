@@ -54,7 +54,7 @@ def _drafter(model, ids, mask, num):
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("family", [*FAMILIES, "gemma3"])
-@pytest.mark.parametrize("lengths", [(12, 12), (4, 20, 11), (1, 30), (9, 3, 17, 26, 1)])
+@pytest.mark.parametrize("lengths", [(12, 12), (1, 30), (9, 3, 17, 26, 1)])
 def test_j1_rows_of_different_lengths_give_what_plain_gives(lengths, family, attention):
     """J1: batch_size > 1 raised a bare error."""
     model = shared(family, attention=attention)

@@ -35,7 +35,7 @@ OPTIONS = {
 OPTIONS["all"] = {k: v for option in OPTIONS.values() for k, v in option.items()}
 
 
-@pytest.mark.parametrize("drafter", ["both", "oracle", "half", "random", "oracle-wrong-at-2"])
+@pytest.mark.parametrize("drafter", ["both", "oracle", "half"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_g1_penalties_and_bans_work_as_in_plain(name, drafter):
     """G1: repetition_penalty was ignored without a word."""
@@ -132,7 +132,9 @@ def test_g5_drafts_that_break_a_grammar_are_dropped_quietly(drafter, sample):
 
 
 @pytest.mark.parametrize("place", [3, 4, 5])
-@pytest.mark.parametrize("drafter", WELL_BEHAVED)
+@pytest.mark.parametrize(
+    "drafter", ["none", "ngrams", "recycled", "both", "oracle", "oracle-20", "half", "random"]
+)
 def test_g7_min_new_tokens_lets_the_end_through_from_the_same_place(drafter, place):
     """G7: min_tokens hid EOS on one draft row too many."""
     text, new = _text()

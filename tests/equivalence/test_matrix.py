@@ -15,7 +15,7 @@ from tests.drafters import ALL, BADLY_BEHAVED, WELL_BEHAVED, Endless
 from tests.helpers import FAMILIES, Recorder, fresh, prompt, quietly, shared
 from tests.oracles import assert_cache_from_scratch
 
-NEW = 20
+NEW = 16
 NODES = (1, 4, 16, "auto")
 GREEDY: dict[str, Any] = {"do_sample": False}
 SAMPLED: dict[str, dict[str, Any]] = {
@@ -48,7 +48,7 @@ def _check(drafter: str, family: str, attention: str, nodes: Any, mode: str) -> 
     streamer, cache = Recorder(), DynamicCache(config=model.config)
 
     def generate() -> Any:
-        lookahead.restore(model)
+        lookahead.forget(model)
         with lookahead.accelerate(model, **settings):
             torch.manual_seed(3)
             return model.generate(
@@ -103,9 +103,9 @@ def test_a_drafter_that_breaks_its_contract_changes_nothing(drafter, family):
     _check(drafter, family, attention, _spread(NODES, drafter, family), "greedy")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("drafter", BADLY_BEHAVED)
-def test_a_drafter_that_breaks_its_contract_changes_no_sample(drafter, family):
+def test_a_drafter_that_breaks_its_contract_changes_no_sample(drafter):
+    family = _spread(FAMILIES, "family", drafter)
     mode = _spread(tuple(SAMPLED), "mode", drafter, family)
     _check(drafter, family, "sdpa", _spread(NODES, drafter, family, mode), mode)
 

@@ -37,7 +37,7 @@ from tests.vocabularies import letter_tokenizer
 IDS = prompt(18, repeat=4)
 NEW = new_ids(shared(), IDS)
 END = NEW[first_seen(NEW)[4]]
-DRAFTERS = ("both", "half", "random")
+DRAFTERS = ("both", "half")
 
 
 class Alternating(LogitsProcessor):
@@ -150,9 +150,9 @@ def test_a_greedy_option_gives_what_plain_gives(name, drafter):
     check(shared(), IDS, settings=ALL[drafter](text), **arguments)
 
 
-@pytest.mark.parametrize("drafter", ["both", "half"])
 @pytest.mark.parametrize("name", [*OPTIONS, *SAMPLED])
-def test_a_sampling_option_gives_what_plain_gives_from_the_same_seed(name, drafter):
+def test_a_sampling_option_gives_what_plain_gives_from_the_same_seed(name):
+    drafter = "both" if name in SAMPLED else "half"
     options = {"do_sample": True, "max_new_tokens": 24} | (OPTIONS | SAMPLED)[name]
     torch.manual_seed(4)
     text = shared().generate(IDS, **options)[0].tolist()
@@ -260,7 +260,7 @@ def test_a_prompt_of_embeddings_is_streamed_as_in_plain():
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("family", [*FAMILIES, "gemma3"])
-@pytest.mark.parametrize("padding", [1, 7, 20])
+@pytest.mark.parametrize("padding", [1, 20])
 def test_a_single_row_with_padding_on_the_left_gives_what_plain_gives(padding, family, attention):
     model = shared(family, attention=attention)
     ids = torch.cat([torch.zeros((1, padding), dtype=torch.long), IDS], dim=1)

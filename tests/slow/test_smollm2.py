@@ -15,6 +15,7 @@ import torch
 from transformers import DynamicCache
 
 import lookahead
+from lookahead.cli.benchmark.prompts import turns_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -46,7 +47,7 @@ def prompts():
     mixed = []
     while any(by_kind.values()):
         mixed += [kind.pop(0) for kind in by_kind.values() if kind]
-    return [row["turns"] for row in mixed[:NUM_PROMPTS]]
+    return [list(turns_of(row)) for row in mixed[:NUM_PROMPTS]]
 
 
 @functools.cache

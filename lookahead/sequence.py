@@ -67,9 +67,9 @@ class TokenBuffer:
 
     def __init__(self, ids: Tensor) -> None:
         self._length = ids.shape[1]
-        self._buffer = torch.empty(
-            (1, max(64, 2 * self._length)), dtype=ids.dtype, device=ids.device
-        )
+        # Plain decoding joins the prompt with new ids of 64 bits, whatever the prompt came as.
+        dtype = torch.promote_types(ids.dtype, torch.int64)
+        self._buffer = torch.empty((1, max(64, 2 * self._length)), dtype=dtype, device=ids.device)
         self._buffer[:, : self._length] = ids
 
     def __len__(self) -> int:

@@ -86,9 +86,9 @@ def test_a_source_that_names_other_tokens_speaks_against_a_guess(length):
     against = calibration.probability(others, recycled, 0)
     assert against < calibration.probability(0, recycled, 0) or length == 1
     assert against < calibration.probability(named, recycled, 0)
-    assert calibration.probability(
-        named, features.recycled_others(0), 0
-    ) < calibration.probability(named, recycled, 0)
+    assert calibration.probability(named, features.recycled_others(0), 0) < calibration.probability(
+        named, recycled, 0
+    )
 
 
 def test_compiled_probabilities_are_those_of_python():

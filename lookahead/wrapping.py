@@ -231,6 +231,7 @@ def accelerate(model: Any, **settings: Any) -> Handle:
 
 def restore(model: Any) -> None:
     """Give a model its own ``generate`` back, and forget what was learnt; harmless if plain."""
+    _check_model(model)
     _put_back(model, [])
     vars(model).pop(SESSION, None)
 
@@ -313,7 +314,17 @@ def generate(
     -------
     Tensor or GenerateDecoderOnlyOutput
         As ``generate`` without ``custom_generate``.
+
+    Raises
+    ------
+    ConfigError
+        If it is called directly.
     """
+    if generation_config is None or logits_processor is None or stopping_criteria is None:
+        raise ConfigError(
+            "lookahead.generate is called by the library, with everything prepared: write "
+            "model.generate(ids, custom_generate=lookahead.generate)."
+        )
     check_version()
     ngram_pool.warm_up()
     session = _session(model)
@@ -337,12 +348,14 @@ def generate(
 
 def last_stats(model: Any) -> DecodeStats | None:
     """Return the statistics of the last ``generate`` on this model, or None before the first."""
+    _check_model(model)
     session = vars(model).get(SESSION)
     return None if session is None else session.last
 
 
 def forget(model: Any) -> None:
     """Drop what the model's earlier calls taught: calibration and cost curve."""
+    _check_model(model)
     session = vars(model).get(SESSION)
     if session is not None:
         session.forget()
@@ -426,6 +439,6 @@ def _is_model(value: object) -> bool:
 def _check_model(model: object) -> None:
     if not _is_model(model):
         raise ConfigError(
-            f"accelerate needs a model of transformers that has generate; it was given "
+            f"this needs a model of transformers that has generate; it was given "
             f"{type(model).__name__}."
         )

@@ -107,6 +107,8 @@ def reason_for_call(
     positions = model_kwargs.get("position_ids")
     if positions is None or positions.ndim != 2:
         return f"{type(model).__name__} takes no plain position ids"
+    if positions.shape[-1] == 0:
+        return "the prompt is empty"
     if model_kwargs.get("mm_encoder_outputs") is not None:
         return "prompts with images or sound are not supported yet"
     if batch > 1:

@@ -439,3 +439,29 @@ class TestPipeline:
         with lookahead.accelerate(llama, strict=True):
             assert pipe("abcabcab", streamer=streamer, **options) == plain
         assert tokenizer.decode(streamer.ids) == plain[0]["generated_text"]
+
+
+@pytest.mark.parametrize("function", ["accelerate", "restore", "last_stats", "forget"])
+@pytest.mark.parametrize("thing", [None, "a model", torch.nn.Linear(1, 1)])
+def test_what_is_no_model_is_refused_in_one_sentence(function, thing):
+    with pytest.raises(lookahead.ConfigError, match="needs a model of transformers"):
+        getattr(lookahead, function)(thing)
+
+
+def test_calling_generate_directly_says_how_it_is_used():
+    model = fresh("llama")
+    with pytest.raises(lookahead.ConfigError, match=r"custom_generate=lookahead\.generate"):
+        lookahead.generate(model, prompt(4), max_new_tokens=3)
+
+
+def test_an_empty_prompt_fails_as_in_plain_generation():
+    model = fresh("llama")
+    empty = torch.zeros((1, 0), dtype=torch.long)
+    with pytest.raises(RuntimeError) as plain:
+        model.generate(empty, max_new_tokens=3)
+    lookahead.accelerate(model)
+    with (
+        pytest.warns(lookahead.LookaheadWarning, match="the prompt is empty"),
+        pytest.raises(type(plain.value), match="0 elements"),
+    ):
+        model.generate(empty, max_new_tokens=3)

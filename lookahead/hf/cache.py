@@ -235,6 +235,10 @@ class SlotCache(Cache):
         for layer in self.layers:
             layer.trim()
 
+    def skip(self, gap: int) -> None:
+        """Leave ``gap`` slots of every sequence unused; what follows is written behind them."""
+        self._lengths.rows = [length + gap for length in self._lengths.rows]
+
     def keep(self, slot: int, path: Sequence[int]) -> None:
         """Keep these rows of the last pass for one sequence, in this order; drop the others.
 

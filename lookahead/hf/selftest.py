@@ -3,19 +3,26 @@
 Three nodes on two branches are compared with a plain pass along each branch, then one branch is
 committed and a further token compared. Whatever a release or a family does differently shows here
 as a difference, and the model runs plain with that reason.
+
+The tree stands behind a gap of unused slots, wider than any window of the model. Nothing may depend
+on the slot that a row happens to have, only on its position; a model that cuts its windows by slot,
+in code of its own, gives itself away.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from lookahead.hf.cache import SlotCache
 from lookahead.hf.compat import cache_argument, vocab_size
+from lookahead.hf.masks import Visibility
 from lookahead.hf.target import HFTarget
 from lookahead.tree import DraftTree
 
@@ -23,6 +30,9 @@ __all__ = ["find_fault"]
 
 #: Largest difference of logits, relative to their spread, that is rounding in 32 bits.
 EXACT = 1e-3
+
+#: Wider windows than this are left to the library's own mask rules: a gap costs memory.
+WIDEST_GAP = 1024
 
 #: In 16 bits rounding is told from a wrong mask by being this much smaller than its effect.
 ROUNDING_SHARE = 0.25
@@ -79,7 +89,8 @@ def _tree_pass(
         "use_cache": True,
     }
     settings = SimpleNamespace(prefill_chunk_size=None, _mask_length=len(prompt))
-    target = HFTarget(model, ids, [prompt], settings, kwargs, cache, name)
+    target = _GappedTarget(model, ids, [prompt], settings, kwargs, cache, name)
+    target.gap = _gap(model, len(prompt))
     target.prefill()
     a, b, c = nodes
     tree = DraftTree.from_parents([root, a, b, c], [0, 0, 1, 0])
@@ -87,6 +98,43 @@ def _tree_pass(
     target.keep(0, [0, 3])
     after = target.verify([0], [DraftTree.only_root(later)])[0].float()
     return seen, after
+
+
+class _GappedTarget(HFTarget):
+    """Leaves slots unused between the prompt and what follows."""
+
+    gap = 0
+
+    def prefill(self) -> Tensor:
+        """Run the prompt, and skip the gap."""
+        logits = super().prefill()
+        self._cache.skip(self.gap)
+        self._prompt_slots += self.gap
+        # As for a padded prompt: then a single row gets a mask, too, and does not see the gap.
+        self._live_prompt = torch.ones_like(self._input_ids, dtype=torch.bool)
+        return logits
+
+    def _visibility(
+        self, trees: Sequence[DraftTree | None], depths: np.ndarray[Any, Any]
+    ) -> Visibility:
+        seen = super()._visibility(trees, depths)
+        prompt = len(self._contexts[0])
+        seen.may_see[:, :, prompt : prompt + self.gap] = False
+        seen.key_slots[:, :prompt] += self.gap
+        return seen
+
+
+def _gap(model: Any, num_prompt: int) -> int:
+    """Choose a gap wider than the windows of a model, as far as its positions reach."""
+    config = model.config.get_text_config(decoder=True)
+    windows = [
+        value
+        for name, value in config.to_dict().items()
+        if "window" in name and isinstance(value, int) and not isinstance(value, bool)
+    ]
+    gap = max([w for w in windows if 0 < w <= WIDEST_GAP], default=0) + 8
+    positions = getattr(config, "max_position_embeddings", None)
+    return gap if positions is None else max(0, min(gap, positions - num_prompt - 8))
 
 
 def _plain(model: Any, ids: list[int]) -> Tensor:

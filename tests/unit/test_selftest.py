@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 
 import lookahead
 from lookahead.hf import masks, selftest
@@ -136,3 +137,40 @@ def test_a_tiny_vocabulary_is_enough(vocab):
     model = make_model("llama", vocab_size=vocab)
     assert selftest.find_fault(model) is None
     check(model, torch.tensor([[1, 2, 1, 2, 1]]), max_new_tokens=20, do_sample=False)
+
+
+@pytest.mark.parametrize("window", [16, 256])
+def test_a_model_that_cuts_its_window_by_slot_in_code_of_its_own_runs_plain(window):
+    """GPT-Neo gave other ids than plain generation once its local layers' window was exceeded."""
+    torch.manual_seed(0)
+    config = transformers.GPTNeoConfig(
+        vocab_size=128,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+        window_size=window,
+        max_position_embeddings=512,
+        bos_token_id=1,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    model = transformers.GPTNeoForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(4.0)
+    plain = model.generate(IDS, max_new_tokens=40, do_sample=False)
+    with (
+        lookahead.accelerate(model, nodes=16),
+        pytest.warns(lookahead.LookaheadWarning, match="differ from plain ones"),
+    ):
+        fast = model.generate(IDS, max_new_tokens=40, do_sample=False)
+    assert fast.tolist() == plain.tolist()
+
+
+def test_the_gap_is_wider_than_the_window_and_ends_where_positions_do():
+    assert selftest._gap(shared("mistral"), 6) > shared("mistral").config.sliding_window
+    short = fresh("llama", max_position_embeddings=16)
+    assert selftest._gap(short, 6) == 2
+    assert selftest.find_fault(short) is None

@@ -145,7 +145,7 @@ class Grower:
         if self.rows is None:
             return 0
         before, previous = self._earlier(node)
-        if row := self.rows.find(previous, node.token):
+        if previous is not None and (row := self.rows.find(previous, node.token)):
             _ask_row(row, PAIR, node, found)
             return recycled_others(PAIR)
         single = self.rows.find(None, node.token)

@@ -82,7 +82,8 @@ class Totals:
         num_plain = sum(not stats.accelerated for stats in self._all)
         num_tokens = sum(stats.new_tokens for stats in self._all)
         seconds = sum(stats.seconds for stats in self._all)
-        line = f"lookahead: {len(self._all)} calls of generate, {num_tokens} tokens"
+        calls = "1 call" if len(self._all) == 1 else f"{len(self._all)} calls"
+        line = f"lookahead: {calls} of generate, {num_tokens} tokens"
         if seconds:
             line += f" in {seconds:.2f} s, {num_tokens / seconds:.1f} tokens/s"
         passes = sum(len(stats.steps) or stats.passes for stats in self._all)
@@ -155,7 +156,7 @@ def run_as_main(script: Path, arguments: list[str]) -> int | None:
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        runpy.run_path(str(script.absolute()), run_name="__main__")
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - as the interpreter itself does

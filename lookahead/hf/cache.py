@@ -207,6 +207,16 @@ class SlotCache(Cache):
         """Committed rows of every sequence, padding included."""
         return self._lengths.rows
 
+    @property
+    def window(self) -> int | None:
+        """Sliding window of all layers, in tokens; None where there is none or they differ.
+
+        In plain decoding such a cache holds no more than its window, and a model may leave it at
+        that and make no mask for it. Ours holds more, so whoever reads it has to keep the window.
+        """
+        windows = {layer.window for layer in self.layers}
+        return windows.pop() if len(windows) == 1 else None
+
     def _adopt(self, index: int, layer: CacheLayerMixin) -> SlotLayer:
         kind = type(layer)
         if kind not in (DynamicLayer, DynamicSlidingWindowLayer):

@@ -133,6 +133,9 @@ def _gap(model: Any, num_prompt: int) -> int:
         if "window" in name and isinstance(value, int) and not isinstance(value, bool)
     ]
     gap = max([w for w in windows if 0 < w <= WIDEST_GAP], default=0) + 8
+    chunk = getattr(config, "attention_chunk_size", None) or 1
+    if 1 < chunk <= WIDEST_GAP:
+        gap = -(-gap // chunk) * chunk  # whole chunks, so that their borders stay where they are
     positions = getattr(config, "max_position_embeddings", None)
     return gap if positions is None else max(0, min(gap, positions - num_prompt - 8))
 

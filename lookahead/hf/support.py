@@ -68,6 +68,8 @@ def reason_for_model(model: Any) -> str | None:
         )
     if rope := _length_dependent_rope(text):
         return f"rope type {rope!r} depends on the length of the text"
+    if "local" in getattr(text, "attention_layers", ()):
+        return f"{type(model).__name__} cuts its local windows by slot, in code of its own"
     if model.get_output_embeddings() is None:
         return f"{type(model).__name__} has no output layer"
     return None

@@ -123,7 +123,7 @@ class HFTarget:
         positions = torch.from_numpy(first[:, None] + depths).to(device)
         inputs = self._inputs(torch.from_numpy(tokens).to(device), positions)
         with ExitStack() as stack:
-            if num_rows > 1 or batch > 1 or self._live_prompt is not None:
+            if num_rows > 1 or batch > 1 or self._cache.window or self._live_prompt is not None:
                 stack.enter_context(tree_attention(self._visibility(by_slot, depths)))
             # In 32 bits an argmax is four times faster than in 16, and no less exact.
             logits: Tensor = self._model(**inputs, return_dict=True).logits.float()
@@ -169,6 +169,8 @@ class HFTarget:
                 nodes = len(tree.tokens)
                 may_see[slot, :nodes, :length] = True
                 may_see[slot, :nodes, length : length + nodes] = tree.ancestors()
+        if self._cache.window is not None:
+            may_see &= row_slots[:, :, None] - key_slots[:, None, :] < self._cache.window
         device = self._input_ids.device
         seen = torch.from_numpy(may_see).to(device)
         if self._live_prompt is not None:

@@ -43,7 +43,7 @@ def test_a_row_sees_its_own_ancestors_and_the_live_context_and_nothing_else(situ
     lengths = [length for length, _, _ in rows]
     prompt = min(lengths)
     target = object.__new__(HFTarget)
-    target._cache = type("Lengths", (), {"lengths": lengths})()
+    target._cache = type("Lengths", (), {"lengths": lengths, "window": None})()
     target._input_ids = torch.zeros((len(rows), 1))
     live = torch.ones((len(rows), prompt), dtype=torch.bool)
     for row, (_, padding, _) in enumerate(rows):
@@ -81,7 +81,7 @@ def test_no_row_of_a_pass_sees_nothing():
     """A row that sees nothing gives NaN, which a product carries on."""
     trees = [DraftTree.only_root(1), None]
     target = object.__new__(HFTarget)
-    target._cache = type("Lengths", (), {"lengths": [3, 5]})()
+    target._cache = type("Lengths", (), {"lengths": [3, 5], "window": None})()
     target._input_ids = torch.zeros((2, 1))
     target._live_prompt = None
     visibility = target._visibility(trees, np.zeros((2, 4), dtype=np.int64))

@@ -109,6 +109,43 @@ def make_mamba(*, seed: int = 0) -> Any:
     return _finish(transformers.MambaForCausalLM(config))
 
 
+def make_gpt_neo(window: int, *, seed: int = 0) -> Any:
+    """Make a small GPT-Neo, whose local layers cut their window by slot."""
+    torch.manual_seed(seed)
+    config = transformers.GPTNeoConfig(
+        vocab_size=128,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+        window_size=window,
+        max_position_embeddings=512,
+        bos_token_id=1,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return _finish(transformers.GPTNeoForCausalLM(config))
+
+
+def make_moshi(window: int, *, attention: str = "sdpa", seed: int = 0) -> Any:
+    """Make a small Moshi, which has a window that only its cache keeps."""
+    torch.manual_seed(seed)
+    config = transformers.MoshiConfig(
+        vocab_size=97,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        ffn_dim=48,
+        head_dim=8,
+        max_position_embeddings=256,
+        sliding_window=window,
+        bos_token_id=1,
+    )
+    config._attn_implementation = attention
+    return _finish(transformers.MoshiForCausalLM(config))
+
+
 def _finish(model: Any) -> Any:
     model = model.eval()
     with torch.no_grad():

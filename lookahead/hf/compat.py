@@ -16,7 +16,6 @@ __all__ = [
     "cache_argument",
     "check_version",
     "count_or_length",
-    "get_cache",
     "vocab_size",
 ]
 
@@ -56,13 +55,6 @@ def vocab_size(model: Any) -> int:
     embeddings = model.get_input_embeddings()
     size = getattr(embeddings, "num_embeddings", None)
     return int(size or model.config.get_text_config(decoder=True).vocab_size)
-
-
-def get_cache(container: Any, name: str) -> Any:
-    """Return the cache from keyword arguments or from an output object."""
-    if isinstance(container, dict):
-        return container.get(name)
-    return getattr(container, name, None)
 
 
 def count_or_length(rows: Any) -> int:

@@ -28,7 +28,7 @@ from lookahead.drafters import MergedDrafter
 from lookahead.engine import Engine
 from lookahead.errors import UnsupportedError
 from lookahead.hf.cache import SlotCache
-from lookahead.hf.compat import cache_argument, get_cache, vocab_size
+from lookahead.hf.compat import cache_argument, vocab_size
 from lookahead.hf.masks import install
 from lookahead.hf.selftest import find_fault
 from lookahead.hf.support import reason_for_call, reason_for_model
@@ -85,7 +85,7 @@ def prepare(call: Prepared, config: Config, session: Session, extras: Extras) ->
     UnsupportedError
         With the reason, as half a sentence, why the call has to run plain.
     """
-    cache = get_cache(call.model_kwargs, call.cache_name)
+    cache = call.model_kwargs.get(call.cache_name)
     rules = [*call.logits_processor, *call.stopping_criteria]
     reason = reason_for_model(call.model) or reason_for_call(
         call.model, call.generation_config, call.model_kwargs, cache, call.batch, rules

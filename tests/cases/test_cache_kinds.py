@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import torch
 import transformers
 from transformers import DynamicCache, StaticCache
 
 import lookahead
 from tests.drafters import ALL, Oracle
-from tests.helpers import WINDOW, check, fresh, make_model, new_ids, prompt, shared
+from tests.helpers import WINDOW, check, fresh, make_model, make_moshi, new_ids, prompt, shared
 from tests.oracles import assert_cache_from_scratch
 
 
@@ -129,26 +128,7 @@ def test_e9_the_message_names_the_layer_at_fault():
 @pytest.mark.parametrize("nodes", [0, 16])
 def test_e1_a_window_that_only_the_cache_keeps_is_kept(attention, length, nodes):
     """Moshi makes no mask for its window: in plain decoding its cache holds no more than that."""
-    torch.manual_seed(0)
-    config = transformers.MoshiConfig(
-        vocab_size=97,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        ffn_dim=48,
-        head_dim=8,
-        max_position_embeddings=256,
-        sliding_window=16,
-        bos_token_id=1,
-    )
-    config._attn_implementation = attention
-    model = transformers.MoshiForCausalLM(config).eval()
-    model.generation_config.eos_token_id = None
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(4.0)
+    model = make_moshi(16, attention=attention)
     ids = prompt(length, repeat=min(length // 4, 6)) % 97
     plain = model.generate(ids, max_new_tokens=40, do_sample=False)
     with lookahead.accelerate(model, nodes=nodes, strict=True):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-import transformers
 
 import lookahead
 from lookahead.hf import masks, selftest
 from lookahead.hf.cache import SlotLayer
 from tests.drafters import Oracle
-from tests.helpers import FAMILIES, check, fresh, new_ids, prompt, shared
+from tests.helpers import FAMILIES, check, fresh, make_gpt_neo, new_ids, prompt, shared
 
 IDS = prompt(18, repeat=4)
 
@@ -142,24 +141,7 @@ def test_a_tiny_vocabulary_is_enough(vocab):
 @pytest.mark.parametrize("window", [16, 256])
 def test_a_model_that_cuts_its_window_by_slot_in_code_of_its_own_runs_plain(window):
     """GPT-Neo gave other ids than plain generation once its local layers' window was exceeded."""
-    torch.manual_seed(0)
-    config = transformers.GPTNeoConfig(
-        vocab_size=128,
-        hidden_size=32,
-        num_layers=2,
-        num_heads=4,
-        attention_types=[[["global", "local"], 1]],
-        window_size=window,
-        max_position_embeddings=512,
-        bos_token_id=1,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    model = transformers.GPTNeoForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(4.0)
+    model = make_gpt_neo(window)
     plain = model.generate(IDS, max_new_tokens=40, do_sample=False)
     with (
         lookahead.accelerate(model, nodes=16),

@@ -16,7 +16,7 @@ from torch import Tensor
 from lookahead.accept import Walk, accept
 from lookahead.budget import Budget
 from lookahead.config import Config
-from lookahead.outcome import Outcome, PromptRows
+from lookahead.outcome import Outcome, PassRows, PromptRows
 from lookahead.sequence import Sequence
 from lookahead.stats import DecodeStats, StepRecord
 from lookahead.tree import DraftTree
@@ -33,8 +33,14 @@ class Target(Protocol):
     def prompt_rows(self, slot: int, limit: int) -> Iterable[PromptRows]:
         """Yield logits after the last ``limit`` prompt positions of a sequence, in parts."""
 
-    def verify(self, slots: Seq[int], trees: Seq[DraftTree]) -> list[Tensor]:
-        """Run all trees in one pass; return for each the logits, float, [nodes + 1, vocab].
+    def prompt_hidden(self, slot: int) -> Tensor | None:
+        """Return what the output layer would be given for the last prompt positions, or None.
+
+        Float, [positions, width]; the last row is that of the last prompt token.
+        """
+
+    def verify(self, slots: Seq[int], trees: Seq[DraftTree]) -> list[PassRows]:
+        """Run all trees in one pass; return for each what it computed, [nodes + 1] rows.
 
         The K/V of a node is written behind those of its sequence, and counts from
         :meth:`keep` on.
@@ -99,10 +105,10 @@ class Engine:
         self._budget.learn(len(live) * (1 + max(map(len, trees))), time.perf_counter() - start)
         stats.passes += 1
 
-        for sequence, tree, logits in zip(live, trees, seen, strict=True):
+        for sequence, tree, rows in zip(live, trees, seen, strict=True):
             # Accept: plain decoding, replayed down the tree.
             with stats.timed("accept"):
-                walk = self._accept(sequence, tree, logits)
+                walk = self._accept(sequence, tree, rows.logits)
             stats.record(StepRecord(len(tree), walk.accepted, len(walk.chosen)))
             stats.count_depths(walk.accepted)
 
@@ -113,7 +119,9 @@ class Engine:
             # Learn: the drafter sees what happened, rejected nodes included.
             with stats.timed("learn"):
                 sequence.drafter.learn(
-                    Outcome(tree, walk.path, walk.chosen, sequence.context, logits)
+                    Outcome(
+                        tree, walk.path, walk.chosen, sequence.context, rows.logits, rows.hidden
+                    )
                 )
 
     def _accept(self, sequence: Sequence, tree: DraftTree, logits: Tensor) -> Walk:
@@ -125,7 +133,8 @@ class Engine:
     def _begin(self, sequence: Sequence) -> None:
         """Show the drafter the prompt, after the first token is out: nobody waits for it."""
         with self._stats.timed("learn"):
-            sequence.drafter.begin(sequence.context)
+            hidden = self._target.prompt_hidden(sequence.slot)
+            sequence.drafter.begin(sequence.context, hidden)
             limit = self._config.recycle_prompt
             if limit and self._config.draft_budget:
                 sequence.drafter.recycle(self._target.prompt_rows(sequence.slot, limit))

@@ -8,7 +8,23 @@ from torch import Tensor
 
 from lookahead.tree import DraftTree
 
-__all__ = ["Outcome", "PromptRows"]
+__all__ = ["Outcome", "PassRows", "PromptRows"]
+
+
+@dataclass(frozen=True)
+class PassRows:
+    """What one pass computed for the rows of one sequence.
+
+    Parameters
+    ----------
+    logits : Tensor, float32, [rows, vocab]
+        The target's logits after each row.
+    hidden : Tensor, float, [rows, width], or None
+        What the output layer was given for each row; None where a model does not show it.
+    """
+
+    logits: Tensor
+    hidden: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -27,6 +43,8 @@ class Outcome:
         Committed tokens after the step. Not to be changed.
     logits : Tensor, float, [nodes + 1, vocab]
         The target's logits after each node, rejected ones included.
+    hidden : Tensor, float, [nodes + 1, width], or None
+        What the output layer was given for each node, in the dtype of the model.
     """
 
     tree: DraftTree
@@ -34,6 +52,7 @@ class Outcome:
     chosen: list[int]
     context: list[int]
     logits: Tensor
+    hidden: Tensor | None = None
 
     @property
     def before(self) -> list[int]:

@@ -24,8 +24,12 @@ __all__ = ["Chooser", "Sequence", "TokenBuffer", "TreeDrafter"]
 class TreeDrafter(Protocol):
     """Drafts the one tree of a sequence; see :class:`~lookahead.drafters.MergedDrafter`."""
 
-    def begin(self, context: list[int]) -> None:
-        """Take in the committed tokens of a new sequence."""
+    def begin(self, context: list[int], hidden: Tensor | None) -> None:
+        """Take in the committed tokens of a new sequence.
+
+        ``hidden``, float, [positions, width], is what the output layer would be given for the
+        last positions before the last committed token; None where it is not known.
+        """
 
     def recycle(self, rows: Iterable[PromptRows]) -> None:
         """Take in the target's candidates after positions of the prompt."""

@@ -15,7 +15,7 @@ from lookahead.budget import Budget, CostCurve
 from lookahead.choose import NodeChooser
 from lookahead.drafters import MergedDrafter
 from lookahead.engine import Engine
-from lookahead.outcome import PromptRows
+from lookahead.outcome import PassRows, PromptRows
 from lookahead.sequence import Sequence, TokenBuffer
 
 #: Next-token law of a toy: probabilities after a context.
@@ -50,18 +50,21 @@ class TableTarget:
         previous = [c[-2] if len(c) > 1 else -1 for c in contexts]
         yield PromptRows(previous, [c[-1] for c in contexts], self._logits(contexts))
 
-    def verify(self, slots: Seq[int], trees: Seq[DraftTree]) -> list[Tensor]:
+    def prompt_hidden(self, slot: int) -> Tensor | None:
+        return None
+
+    def verify(self, slots: Seq[int], trees: Seq[DraftTree]) -> list[PassRows]:
         self.calls.append(("verify", *slots))
         self.trees = dict(zip(slots, trees, strict=True))
-        logits = []
+        rows = []
         for slot, tree in self.trees.items():
             tokens = tree.tokens.tolist()
             contexts = [
                 [*self.cached[slot], tokens[0], *(tokens[n] for n in tree.path(node))]
                 for node in range(len(tokens))
             ]
-            logits.append(self._logits(contexts))
-        return logits
+            rows.append(PassRows(self._logits(contexts)))
+        return rows
 
     def keep(self, slot: int, path: Seq[int]) -> None:
         self.calls.append(("keep", slot, tuple(path)))

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from lookahead.config import Config
 from lookahead.drafters.offers import as_offer
@@ -66,8 +67,8 @@ class MergedDrafter:
                 stats.by_source.setdefault(name, SourceStats())
         self._proposal: Proposal | None = None
 
-    def begin(self, context: list[int]) -> None:
-        """Take in the committed tokens of a new sequence."""
+    def begin(self, context: list[int], hidden: Tensor | None = None) -> None:
+        """Take in the committed tokens of a new sequence, and the hidden states of its prompt."""
         self._pool.extend(context)
         for source in list(self._drafters):
             self._call(source, "begin", list(context))

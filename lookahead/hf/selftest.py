@@ -94,9 +94,9 @@ def _tree_pass(
     target.prefill()
     a, b, c = nodes
     tree = DraftTree.from_parents([root, a, b, c], [0, 0, 1, 0])
-    seen = target.verify([0], [tree])[0].float()
+    seen = target.verify([0], [tree])[0].logits
     target.keep(0, [0, 3])
-    after = target.verify([0], [DraftTree.only_root(later)])[0].float()
+    after = target.verify([0], [DraftTree.only_root(later)])[0].logits
     return seen, after
 
 

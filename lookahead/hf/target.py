@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lookahead.hf.cache import SlotCache
 from lookahead.hf.masks import Visibility, tree_attention
-from lookahead.outcome import PromptRows
+from lookahead.outcome import PassRows, PromptRows
 from lookahead.tree import DraftTree
 
 __all__ = ["HFTarget"]
@@ -103,8 +103,15 @@ class HFTarget:
             logits = head(hidden[rows + len(hidden)])
             yield PromptRows([p for (p, _), _ in part], [t for (_, t), _ in part], logits)
 
-    def verify(self, slots: Sequence[int], trees: Sequence[DraftTree]) -> list[Tensor]:
-        """Run all trees in one pass; return for each the logits, float, [nodes + 1, vocab]."""
+    def prompt_hidden(self, slot: int) -> Tensor | None:
+        """Return the hidden states of the last prompt positions, [positions, width], or None."""
+        if self._hidden is None:
+            return None
+        fed = min(self._hidden.shape[1], len(self._contexts[slot]))
+        return self._hidden[slot, self._hidden.shape[1] - fed :]
+
+    def verify(self, slots: Sequence[int], trees: Sequence[DraftTree]) -> list[PassRows]:
+        """Run all trees in one pass; return for each what it computed, [nodes + 1] rows."""
         self._hidden = None
         batch = len(self._contexts)
         by_slot: list[DraftTree | None] = [None] * batch
@@ -125,9 +132,17 @@ class HFTarget:
         with ExitStack() as stack:
             if num_rows > 1 or batch > 1 or self._cache.window or self._live_prompt is not None:
                 stack.enter_context(tree_attention(self._visibility(by_slot, depths)))
+            seen = stack.enter_context(_output_input(self._model))
             # In 32 bits an argmax is four times faster than in 16, and no less exact.
             logits: Tensor = self._model(**inputs, return_dict=True).logits.float()
-        return [logits[slot, : len(tree.tokens)] for slot, tree in zip(slots, trees, strict=True)]
+        hidden = seen.of_rows(num_rows)
+        return [
+            PassRows(
+                logits[slot, : len(tree.tokens)],
+                None if hidden is None else hidden[slot, : len(tree.tokens)],
+            )
+            for slot, tree in zip(slots, trees, strict=True)
+        ]
 
     def keep(self, slot: int, path: Sequence[int]) -> None:
         """Keep the K/V of these nodes of the last pass, in this order, and drop the others."""
@@ -197,14 +212,41 @@ class _Seen:
             return None
         return hidden
 
+    def of_rows(self, num_rows: int) -> Tensor | None:
+        """Return what the output layer took, [batch, rows, width], if it took all rows."""
+        taken = self.output_input
+        if taken is None or taken.ndim != 3 or taken.shape[1] != num_rows:
+            return None
+        return taken
+
+
+@contextmanager
+def _output_input(model: Any) -> Iterator[_Seen]:
+    """Look at what the output layer is given by the forwards of this thread in the block."""
+    seen = _Seen()
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Module):
+        yield seen
+        return
+    thread = threading.get_ident()
+
+    def see_output_input(_module: nn.Module, args: tuple[Any, ...]) -> None:
+        if threading.get_ident() == thread and args:
+            seen.output_input = args[0]
+
+    hook = head.register_forward_pre_hook(see_output_input)
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
 
 @contextmanager
 def _last_hidden_state(model: Any) -> Iterator[_Seen]:
     """Look at the last hidden states of the forwards that this thread runs in the block."""
-    seen = _Seen()
-    head, base = model.get_output_embeddings(), getattr(model, "base_model", None)
-    if not isinstance(head, nn.Module) or base is None or base is model:
-        yield seen
+    base = getattr(model, "base_model", None)
+    if base is None or base is model:
+        yield _Seen()
         return
     thread = threading.get_ident()
 
@@ -213,16 +255,9 @@ def _last_hidden_state(model: Any) -> Iterator[_Seen]:
             hidden = output[0]
             seen.hidden = hidden if isinstance(hidden, Tensor) else None
 
-    def see_output_input(_module: nn.Module, args: tuple[Any, ...]) -> None:
-        if threading.get_ident() == thread and args:
-            seen.output_input = args[0]
-
-    hooks = [
-        base.register_forward_hook(see_hidden),
-        head.register_forward_pre_hook(see_output_input),
-    ]
-    try:
-        yield seen
-    finally:
-        for hook in hooks:
+    with _output_input(model) as seen:
+        hook = base.register_forward_hook(see_hidden)
+        try:
+            yield seen
+        finally:
             hook.remove()

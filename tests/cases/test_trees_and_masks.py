@@ -34,7 +34,7 @@ def tree_pass(model, ids, trees):
         target.prefill()
         found = []
         for tree in trees:
-            found.append(target.verify([0], [tree])[0])
+            found.append(target.verify([0], [tree])[0].logits)
             target.keep(0, [0])
     return found
 

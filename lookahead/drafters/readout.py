@@ -83,7 +83,7 @@ class Readout:
             self._bias = None if bias is None else bias.new_zeros(self._limit)
         where = torch.from_numpy(places).to(weight.device)
         self._weight[where] = weight
-        if self._bias is not None:
+        if self._bias is not None and bias is not None:
             self._bias[where] = bias
 
     def top(self, hidden: Tensor, k: int) -> Candidates:

@@ -14,7 +14,7 @@ from lookahead.errors import ConfigError
 __all__ = ["MAX_NODES", "SOURCES", "Config"]
 
 #: Sources that the package itself knows, in the order in which statistics name them.
-SOURCES = ("ngrams", "recycled")
+SOURCES = ("ngrams", "recycled", "head")
 
 #: No tree is ever larger: past this, masks and bookkeeping cost more than any guess returns.
 MAX_NODES = 256

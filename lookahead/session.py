@@ -10,6 +10,7 @@ import weakref
 from typing import Any, NamedTuple
 
 from lookahead.budget import CostCurve
+from lookahead.drafters.sums import HeadSums
 from lookahead.stats import DecodeStats
 from ngram_pool import Calibration
 
@@ -46,6 +47,7 @@ class Session:
         """Drop calibration and cost curves; the verdict of the self-test stays."""
         with self.lock:
             self.calibration = Calibration()
+            self.head_sums = HeadSums()
             self._curves: dict[tuple[object, ...], CostCurve] = {}
 
     def drop_replaced(self) -> None:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from ngram_pool.features import (
     NUM_BUCKETS,
-    NUM_OFFER,
+    NUM_GUESS,
+    NUM_HIDDEN,
     NUM_PRIORS,
     NUM_RECYCLED,
     OFFER_PRIORS,
@@ -49,7 +50,7 @@ class Calibration:
 
     Attributes
     ----------
-    counts : array, float32, [94 * 99 * 33, 2]
+    counts : array, float32, [94 * 99 * 104, 2]
         Accepted and offered per combination of features, flat.
 
     Raises
@@ -59,17 +60,17 @@ class Calibration:
     """
 
     def __init__(self, priors: Float32Array | None = None) -> None:
-        self.priors = default_priors() if priors is None else np.array(priors, np.float32)
+        self.priors = np.array(default_priors() if priors is None else priors, np.float32)
         if self.priors.shape != (NUM_PRIORS,):
             raise ValueError(f"Expected {NUM_PRIORS} priors, received {self.priors.shape}.")
         self.counts: Float32Array = np.zeros((NUM_BUCKETS, 2), np.float32)
 
-    def probability(self, ngram: int, recycled: int, offer: int) -> float:
+    def probability(self, ngram: int, recycled: int, hidden: int = 0, offer: int = 0) -> float:
         """Estimate how likely a token with these features is accepted, given its parent is.
 
         Parameters
         ----------
-        ngram, recycled, offer : int
+        ngram, recycled, hidden, offer : int
             Features of features.py; 0 where a source says nothing.
 
         Returns
@@ -77,10 +78,31 @@ class Calibration:
         float
             From 0.0001 to 0.999.
         """
-        prior = float(self.priors[ngram * NUM_RECYCLED + recycled])
+        return self.judge(ngram, recycled, hidden, offer)[0]
+
+    def judge(self, ngram: int, recycled: int, hidden: int, offer: int) -> tuple[float, int]:
+        """Return that estimate, and which feature of the third axis of the buckets counted.
+
+        Of what hidden states say and what other drafters say, the more promising one counts.
+        """
+        probability = self._rate(ngram, recycled, hidden)
         if offer:
-            prior = joint_rate(prior, float(self.priors[OFFER_PRIORS + offer]))
-        accepted, offered = self.counts[bucket(ngram, recycled, offer)]
+            guess = NUM_HIDDEN + offer - 1
+            other = self._rate(ngram, recycled, guess)
+            if not hidden or other > probability:
+                return other, guess
+        return probability, hidden
+
+    def _rate(self, ngram: int, recycled: int, guess: int) -> float:
+        own = ngram * NUM_RECYCLED + recycled
+        if guess < NUM_HIDDEN:
+            prior = float(self.priors[own * NUM_HIDDEN + guess])
+        else:
+            offer = guess - NUM_HIDDEN + 1
+            prior = joint_rate(
+                float(self.priors[own * NUM_HIDDEN]), float(self.priors[OFFER_PRIORS + offer])
+            )
+        accepted, offered = self.counts[bucket(ngram, recycled, guess)]
         return clip(rate(float(accepted), float(offered), prior, STRENGTH))
 
     def learn(self, proposal: Proposal, path: Sequence[int], chosen: Sequence[int]) -> None:
@@ -148,9 +170,9 @@ class Calibration:
             cell[:] *= 0.5
 
 
-def bucket(ngram: int, recycled: int, offer: int) -> int:
-    """Flat joint bucket of three features."""
-    return (ngram * NUM_RECYCLED + recycled) * NUM_OFFER + offer
+def bucket(ngram: int, recycled: int, guess: int) -> int:
+    """Flat joint bucket: of n-grams, recycled rows, and hidden states or other offers."""
+    return (ngram * NUM_RECYCLED + recycled) * NUM_GUESS + guess
 
 
 def _check_path(proposal: Proposal, path: Sequence[int], chosen: Sequence[int]) -> None:

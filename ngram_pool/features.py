@@ -8,9 +8,15 @@ Every function here takes and returns plain numbers, so that the same source run
 from typing import Final
 
 __all__ = [
+    "NUM_GUESS",
+    "NUM_HIDDEN",
     "NUM_NGRAM",
     "NUM_OFFER",
     "NUM_RECYCLED",
+    "exit_feature",
+    "exit_others",
+    "head_feature",
+    "head_others",
     "joint_rate",
     "ngram_feature",
     "ngram_others",
@@ -38,11 +44,22 @@ NGRAM_OTHERS: Final = 1 + NUM_LENGTHS * NUM_SHARES * 2  # 91
 RECYCLED_OTHERS: Final = 1 + NUM_KINDS * NUM_RANKS * NUM_PROBABILITIES  # 97
 NUM_NGRAM: Final = NGRAM_OTHERS + 3
 NUM_RECYCLED: Final = RECYCLED_OTHERS + 2
-NUM_OFFER: Final = 1 + 4 * NUM_PROBABILITIES  # 33
-NUM_BUCKETS: Final = NUM_NGRAM * NUM_RECYCLED * NUM_OFFER
+NUM_OFFER: Final = 1 + 5 * NUM_PROBABILITIES  # 41: four drafters of the user's own, the window
 
-# Where the priors of offers start, behind those of all pairs of the other two features.
-OFFER_PRIORS: Final = NUM_NGRAM * NUM_RECYCLED
+# What drafters that read hidden states say: the head by depth (at the root, below it) and rank
+# (first, other), early exit by rank.
+NUM_HIDDEN_PROBABILITIES: Final = 10
+HEAD_OTHERS: Final = 1 + 2 * 2 * NUM_HIDDEN_PROBABILITIES  # 41
+EXIT: Final = HEAD_OTHERS + 2
+EXIT_OTHERS: Final = EXIT + 2 * NUM_HIDDEN_PROBABILITIES  # 63
+NUM_HIDDEN: Final = EXIT_OTHERS + 1
+
+# The third axis of the buckets: a feature of hidden states, or one of other offers behind those.
+NUM_GUESS: Final = NUM_HIDDEN + NUM_OFFER - 1
+NUM_BUCKETS: Final = NUM_NGRAM * NUM_RECYCLED * NUM_GUESS
+
+# Where the priors of offers start, behind those of all combinations of the other features.
+OFFER_PRIORS: Final = NUM_NGRAM * NUM_RECYCLED * NUM_HIDDEN
 NUM_PRIORS: Final = OFFER_PRIORS + NUM_OFFER
 
 # How many offers the prior is worth; how much of the noisy-or gain is believed at first.
@@ -118,8 +135,46 @@ def recycled_others(kind: int) -> int:
 
 
 def offer_feature(source: int, probability: float) -> int:
-    """Feature of a token that another drafter offers, 1 to 32."""
+    """Feature of a token that another drafter (0 to 3) or the window (4) offers, 1 to 40."""
     return 1 + source * 8 + probability_bucket(probability)
+
+
+def hidden_bucket(probability: float) -> int:
+    """Bucket of a probability; edges 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.55, 0.8."""
+    if probability < 0.05:
+        if probability < 0.01:
+            return 0 if probability < 0.005 else 1
+        return 2 if probability < 0.02 else 3
+    if probability < 0.2:
+        return 4 if probability < 0.1 else 5
+    if probability < 0.35:
+        return 6
+    if probability < 0.55:
+        return 7
+    return 8 if probability < 0.8 else 9
+
+
+def head_feature(depth: int, rank: int, probability: float) -> int:
+    """Feature of a token that the head names behind a node of that depth, 1 to 40."""
+    below = 1 if depth > 0 else 0
+    other = 1 if rank > 0 else 0
+    return 1 + (below * 2 + other) * NUM_HIDDEN_PROBABILITIES + hidden_bucket(probability)
+
+
+def head_others(depth: int) -> int:
+    """Feature of a token that the head was asked for and does not name, 41 or 42."""
+    return HEAD_OTHERS if depth == 0 else HEAD_OTHERS + 1
+
+
+def exit_feature(rank: int, probability: float) -> int:
+    """Feature of a token that early exit names, 43 to 62."""
+    other = 1 if rank > 0 else 0
+    return EXIT + other * NUM_HIDDEN_PROBABILITIES + hidden_bucket(probability)
+
+
+def exit_others() -> int:
+    """Feature of a token that early exit was asked for and does not name, 63."""
+    return EXIT_OTHERS
 
 
 def rate(accepted: float, offered: float, prior: float, strength: float) -> float:

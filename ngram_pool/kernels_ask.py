@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 from ngram_pool.features import (
     PAIR,
     SINGLE,
+    exit_feature,
+    exit_others,
+    head_feature,
+    head_others,
     ngram_feature,
     ngram_others,
     offer_feature,
@@ -21,6 +25,7 @@ from ngram_pool.features import (
 from ngram_pool.features import PARENT as PARENT_ROW
 from ngram_pool.kernels_common import _find, helper
 from ngram_pool.layout import (
+    HEAD_OFFER,
     LENGTH,
     LINK,
     MAX_CHAIN,
@@ -52,8 +57,10 @@ PARENT: Final = 1
 NGRAM: Final = 2
 RECYCLED: Final = 3
 OFFER: Final = 4
-SOURCES: Final = 5
-OFFER_NODES: Final = 6  # ... 9
+HIDDEN: Final = 5
+GUESS: Final = 6  # which of the last two counted
+SOURCES: Final = 7
+OFFER_NODES: Final = 8  # ... 14
 CANDIDATE_WIDTH: Final = OFFER_NODES + MAX_OFFERS
 MOST_OWN: Final = 2 * TOP + 2 * ROW_WIDTH  # candidates of a node that come from no offer
 
@@ -87,7 +94,7 @@ class Growth(NamedTuple):
     states: Int64Array  # [nodes], state that the path to the node matches
     lengths: Int64Array  # [nodes], tokens matched
     depths: Int64Array  # [nodes]
-    others: Int64Array  # [2], n-gram and recycled feature of tokens that the source leaves out
+    others: Int64Array  # [3], n-gram, recycled and hidden feature of tokens that are left out
     first_child: Int64Array  # [offered nodes]
     next_sibling: Int64Array  # [offered nodes]
 
@@ -196,14 +203,54 @@ def _ask_row(
 
 
 @helper
-def _ask_offers(offers: FlatOffers, growth: Growth, asked: int, first: int, end: int) -> int:
-    """Ask the offers that hold candidate `asked`; the most confident one gives the feature."""
+def _ask_hidden(
+    offers: FlatOffers, growth: Growth, i: int, node: int, depth: int, first: int, end: int
+) -> int:
+    """Ask the i-th offer, of a drafter that reads hidden states, at one of its nodes.
+
+    Children of negative probability are named by others; they only lead to what lies below them.
+    """
+    cells = growth.cells
+    source = offers.sources[i]
+    rank = 0
+    child = growth.first_child[node]
+    while child != NONE:
+        probability = offers.probabilities[child]
+        place = _candidate(growth, first, end, offers.tokens[child])
+        if place < end or probability >= 0.0:
+            end = max(end, place + 1)
+            cells[place, OFFER_NODES + i] = child
+        if probability >= 0.0:
+            cells[place, SOURCES] |= OFFER_SOURCE << source
+            if source == HEAD_OFFER:
+                cells[place, HIDDEN] = head_feature(depth, rank, probability)
+            else:
+                cells[place, HIDDEN] = exit_feature(rank, probability)
+            rank += 1
+        child = growth.next_sibling[child]
+    if rank > 0:
+        growth.others[2] = head_others(depth) if source == HEAD_OFFER else exit_others()
+    return end
+
+
+@helper
+def _ask_offers(
+    offers: FlatOffers, growth: Growth, asked: int, depth: int, first: int, end: int
+) -> int:
+    """Ask the offers that hold candidate `asked`; the most confident one gives the feature.
+
+    Offers are in the order of their sources, so that early exit, which has seen more of the model,
+    has the last word over the head.
+    """
     cells = growth.cells
     for i in range(offers.sources.size):
         node = cells[asked, OFFER_NODES + i]
         if node == NONE:
             continue
         source = offers.sources[i]
+        if source >= HEAD_OFFER:
+            end = _ask_hidden(offers, growth, i, node, depth, first, end)
+            continue
         child = growth.first_child[node]
         while child != NONE:
             place = _candidate(growth, first, end, offers.tokens[child])

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngram_pool.features import (
-    NUM_OFFER,
+    NUM_GUESS,
+    NUM_HIDDEN,
     NUM_RECYCLED,
     OFFER_PRIORS,
     STRENGTH,
@@ -19,6 +20,8 @@ from ngram_pool.features import (
 )
 from ngram_pool.kernels_ask import (
     CANDIDATE_WIDTH,
+    GUESS,
+    HIDDEN,
     NGRAM,
     OFFER,
     PARENT,
@@ -33,7 +36,17 @@ from ngram_pool.kernels_ask import (
 )
 from ngram_pool.kernels_common import helper
 from ngram_pool.kernels_text import _edge, _target
-from ngram_pool.layout import ABSENT, LAST, LENGTH, LINK, MAX_CHAIN, ROOT, Int64Array, TextArrays
+from ngram_pool.layout import (
+    ABSENT,
+    LAST,
+    LENGTH,
+    LINK,
+    MAX_CHAIN,
+    ROOT,
+    Int32Array,
+    Int64Array,
+    TextArrays,
+)
 
 __all__: list[str] = []
 
@@ -79,15 +92,35 @@ def _pop(heap: Int64Array, probs: NDArray[np.float64], size: int) -> int:
 
 
 @helper
-def _probability(scores: Scores, ngram: int, recycled: int, offer: int) -> float:
-    """Compiled twin of ``Calibration.probability``."""
+def _rate(scores: Scores, ngram: int, recycled: int, guess: int) -> float:
+    """Compiled twin of ``Calibration.rate``."""
     own = ngram * NUM_RECYCLED + recycled
-    prior = float(scores.priors[own])
-    if offer > 0:
-        prior = joint_rate(prior, float(scores.priors[OFFER_PRIORS + offer]))
-    cell = own * NUM_OFFER + offer
+    if guess < NUM_HIDDEN:
+        prior = float(scores.priors[own * NUM_HIDDEN + guess])
+    else:
+        offer = guess - NUM_HIDDEN + 1
+        prior = joint_rate(
+            float(scores.priors[own * NUM_HIDDEN]), float(scores.priors[OFFER_PRIORS + offer])
+        )
+    cell = own * NUM_GUESS + guess
     accepted, offered = float(scores.counts[cell, 0]), float(scores.counts[cell, 1])
     return clip(rate(accepted, offered, prior, STRENGTH))
+
+
+@helper
+def _judge(scores: Scores, cells: Int32Array, place: int) -> float:
+    """Compiled twin of ``Calibration.judge``; notes which feature of the third axis counted."""
+    ngram, recycled = cells[place, NGRAM], cells[place, RECYCLED]
+    hidden, offer = cells[place, HIDDEN], cells[place, OFFER]
+    cells[place, GUESS] = hidden
+    probability = _rate(scores, ngram, recycled, hidden)
+    if offer > 0:
+        guess = NUM_HIDDEN + offer - 1
+        other = _rate(scores, ngram, recycled, guess)
+        if hidden == 0 or other > probability:
+            cells[place, GUESS] = guess
+            probability = other
+    return probability
 
 
 @helper
@@ -104,20 +137,21 @@ def _expand(
     cells = growth.cells
     asked = growth.taken[node]
     last = end
-    growth.others[0] = growth.others[1] = 0
+    growth.others[:] = 0
     if sources.use_ngrams:
         last = _ask_ngrams(sources.text, growth, node, end, last)
     if sources.use_rows:
         last = _ask_rows(sources.rows, growth, before, previous, cells[asked, TOKEN], end, last)
-    last = _ask_offers(sources.offers, growth, asked, end, last)
+    last = _ask_offers(sources.offers, growth, asked, growth.depths[node], end, last)
     kept = end
     for place in range(end, last):
         if cells[place, NGRAM] == 0:
             cells[place, NGRAM] = growth.others[0]
         if cells[place, RECYCLED] == 0:
             cells[place, RECYCLED] = growth.others[1]
-        ngram, recycled, offer = cells[place, NGRAM], cells[place, RECYCLED], cells[place, OFFER]
-        path = growth.probs[asked] * _probability(sources.scores, ngram, recycled, offer)
+        if cells[place, HIDDEN] == 0:
+            cells[place, HIDDEN] = growth.others[2]
+        path = growth.probs[asked] * _judge(sources.scores, cells, place)
         if path >= min_probability:
             if kept != place:
                 for column in range(CANDIDATE_WIDTH):

@@ -3,12 +3,12 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ngram_pool.features import NUM_OFFER, NUM_RECYCLED
+from ngram_pool.features import NUM_GUESS, NUM_RECYCLED
 from ngram_pool.kernels_ask import (
     CANDIDATE_WIDTH,
+    GUESS,
     MOST_OWN,
     NGRAM,
-    OFFER,
     OFFER_NODES,
     PARENT,
     RECYCLED,
@@ -56,7 +56,7 @@ def _work_space(max_nodes: int, offers: FlatOffers) -> Growth:
         np.empty(max_nodes + 1, np.int64),
         np.empty(max_nodes + 1, np.int64),
         np.zeros(max_nodes + 1, np.int64),
-        np.zeros(2, np.int64),
+        np.zeros(3, np.int64),
         np.full(num_offered, NONE, np.int64),
         np.full(num_offered, NONE, np.int64),
     )
@@ -126,7 +126,7 @@ def _write_out(
     out: Int64Array,
     out_probs: Float32Array,
     out_buckets: Int32Array,
-    out_sources: NDArray[np.uint8],
+    out_sources: NDArray[np.uint16],
 ) -> None:
     cells = growth.cells
     places = growth.heap  # no longer needed, and long enough
@@ -139,7 +139,7 @@ def _write_out(
         out[1, place] = places[cells[candidate, PARENT]]
         out[2, place] = growth.depths[node]
         out_probs[place] = growth.probs[candidate]
-        bucket = (ngram * NUM_RECYCLED + recycled) * NUM_OFFER + cells[candidate, OFFER]
+        bucket = (ngram * NUM_RECYCLED + recycled) * NUM_GUESS + cells[candidate, GUESS]
         out_buckets[place] = bucket
         out_sources[place] = cells[candidate, SOURCES]
 
@@ -149,7 +149,7 @@ def _write_out(
     f"{INT64}, {INT32_2D}, {INT32_2D}, {FLOAT32_2D}, {INT32}, "
     f"{FLOAT32_2D}, {FLOAT32}, "
     f"{INT64}, {INT64}, {FLOAT32}, {INT64}, {INT64}, "
-    f"b1, b1, i8, i8, i8, i8, i8, f8, {FLOAT32}, {INT64_2D}, {FLOAT32}, {INT32}, u1[::1])"
+    f"b1, b1, i8, i8, i8, i8, i8, f8, {FLOAT32}, {INT64_2D}, {FLOAT32}, {INT32}, u2[::1])"
 )
 def _propose(  # arrays one by one: numba takes them several times faster than inside a tuple
     text_header: Int64Array,
@@ -180,7 +180,7 @@ def _propose(  # arrays one by one: numba takes them several times faster than i
     out: Int64Array,
     out_probs: Float32Array,
     out_buckets: Int32Array,
-    out_sources: NDArray[np.uint8],
+    out_sources: NDArray[np.uint16],
 ) -> int:
     """Grow, cut and order a tree into the arrays `out...`; return its nodes, root included."""
     offers = FlatOffers(offer_tokens, offer_parents, offer_probs, offer_sources, offer_roots)

@@ -28,7 +28,13 @@ MAX_CHAIN: Final = 32
 
 TOP: Final = 4  # next tokens a state keeps inline
 ROW_WIDTH: Final = 8  # next tokens of a recycled row
-MAX_OFFERS: Final = 4
+MAX_OFFERS: Final = 7
+
+# Sources of offers: 0 to 3 are drafters of the user's own, and 4 is the lookahead window; the
+# other two read hidden states of the target and are asked node by node.
+WINDOW_OFFER: Final = 4
+HEAD_OFFER: Final = 5
+EXIT_OFFER: Final = 6
 
 NONE: Final = -1
 ROOT: Final = 0

@@ -184,7 +184,7 @@ class NgramPool:
         out = np.empty((3, max_nodes + 1), np.int64)
         probs = np.empty(max_nodes + 1, np.float32)
         buckets = np.empty(max_nodes + 1, np.int32)
-        sources = np.empty(max_nodes + 1, np.uint8)
+        sources = np.empty(max_nodes + 1, np.uint16)
         num_nodes = self._kernels._propose(
             text.header,
             text.states,

@@ -5,15 +5,21 @@ prompts of many kinds (docs/log.md); counts soon replace them. They are evaluate
 middle of each bucket, so pools only ever read a table.
 """
 
+import functools
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ngram_pool.features import (
+    EXIT,
+    EXIT_OTHERS,
+    HEAD_OTHERS,
     NGRAM_OTHERS,
+    NUM_HIDDEN,
     NUM_KINDS,
     NUM_NGRAM,
+    NUM_OFFER,
     NUM_PRIORS,
     NUM_PROBABILITIES,
     NUM_RECYCLED,
@@ -29,6 +35,7 @@ __all__ = ["default_priors"]
 LENGTHS: Final = (0.5, 1.0, 2.0, 3.0, 4.0, 5.5, 8.0, 12.0, 24.0)
 SHARES: Final = (0.5, 0.2, 0.5, 0.8, 0.5)
 PROBABILITIES: Final = (0.01, 0.035, 0.07, 0.15, 0.27, 0.45, 0.67, 0.9)
+HIDDEN_PROBABILITIES: Final = (0.002, 0.007, 0.014, 0.032, 0.07, 0.15, 0.27, 0.45, 0.67, 0.9)
 RANKS: Final = (0.0, 1.0, 2.5, 5.5)
 
 SEEN_ONCE: Final = 0
@@ -110,18 +117,32 @@ def _prior(ngram: int, recycled: int) -> float:
     return float(1.0 / (1.0 + np.exp(-score)))
 
 
+@functools.cache
 def default_priors() -> Float32Array:
     """Compute all priors.
 
     Returns
     -------
-    array, float32, [94 * 99 + 33]
-        Of every pair of an n-gram and a recycled feature, flat; then of every offer feature.
+    array, float32, [94 * 99 * 64 + 41]
+        Of every combination of an n-gram, a recycled and a hidden feature, flat; then of every
+        offer feature.
     """
     priors = np.zeros(NUM_PRIORS, np.float32)
-    for ngram in range(NUM_NGRAM):
-        for recycled in range(NUM_RECYCLED):
-            priors[ngram * NUM_RECYCLED + recycled] = _prior(ngram, recycled)
+    own = np.array([[_prior(n, r) for r in range(NUM_RECYCLED)] for n in range(NUM_NGRAM)])
+    priors[:OFFER_PRIORS] = _with_hidden(own).ravel()
     middles = np.array(PROBABILITIES, np.float32)
-    priors[OFFER_PRIORS + 1 :] = np.tile(OFFER_TRUST * middles, 32 // NUM_PROBABILITIES)
+    priors[OFFER_PRIORS + 1 :] = np.tile(OFFER_TRUST * middles, NUM_OFFER // NUM_PROBABILITIES)
     return priors
+
+
+def _with_hidden(own: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Combine priors without hidden states, [n, r], with each of their features, [n, r, h]."""
+    joint = np.repeat(own[..., None], NUM_HIDDEN, axis=-1)
+    middles = np.array(HIDDEN_PROBABILITIES)
+    for first in [*range(1, HEAD_OTHERS, 10), EXIT, EXIT + 10]:
+        guess = 0.8 * middles
+        best = np.maximum(own[..., None], guess)
+        joint[..., first : first + 10] = best + 0.3 * (1 - (1 - own[..., None]) * (1 - guess) - best)
+    joint[..., HEAD_OTHERS : HEAD_OTHERS + 2] *= 0.5
+    joint[..., EXIT_OTHERS] *= 0.3
+    return joint

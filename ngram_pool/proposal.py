@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngram_pool.layout import (
+    HEAD_OFFER,
     MAX_OFFERS,
     MAX_TOKEN,
     FlatOffers,
@@ -34,13 +35,16 @@ class Offer:
     Parameters
     ----------
     source : int
-        Which drafter, 0 to 3; each source is calibrated on its own.
+        Which drafter, each calibrated on its own: 0 to 3 the user's own, 4 the lookahead window,
+        5 the head, 6 early exit.
     tokens : array, int, [nodes]
         Node 0 is the root; its token is not looked at.
     parents : array, int, [nodes]
         ``parents[i] < i``; ``parents[0]`` is ignored.
     probabilities : array, float32, [nodes]
-        Probability of the node given its parent, 0 to 1; that of the root is ignored.
+        Probability of the node given its parent, 0 to 1; that of the root is ignored. Of the head
+        and of early exit, -1 says that the node was named by others and merely leads to what lies
+        below it; what else they name behind a node comes in descending order.
 
     Raises
     ------
@@ -55,7 +59,9 @@ class Offer:
 
     def __post_init__(self) -> None:
         if not 0 <= self.source < MAX_OFFERS:
-            raise ValueError(f"Expected an offer source from 0 to 3, received {self.source!r}.")
+            raise ValueError(
+                f"Expected an offer source from 0 to {MAX_OFFERS - 1}, received {self.source!r}."
+            )
         tokens = _integers("offer tokens", self.tokens)
         parents = _integers("offer parents", self.parents)
         given = np.array(self.probabilities, dtype=np.float32)
@@ -66,7 +72,7 @@ class Offer:
             )
         parents[0] = 0
         given[0] = 1.0
-        _check_offer(tokens, parents, given)
+        _check_offer(tokens, parents, given, can_lead=self.source >= HEAD_OFFER)
         np.minimum(given, 1.0, out=given)
         tokens, parents, given = _merge_siblings(tokens, parents, given)
         object.__setattr__(self, "tokens", tokens)
@@ -90,7 +96,7 @@ class Proposal:
         Estimated probability that the whole path to the node is accepted; 1 for the root.
     buckets : array, int32, [nodes]
         Joint calibration bucket of the node; 0 for the root.
-    sources : array, uint8, [nodes]
+    sources : array, uint16, [nodes]
         Who offered the node: 1 n-grams, 2 recycled rows, ``4 << i`` offers of source i.
     """
 
@@ -99,7 +105,7 @@ class Proposal:
     depths: Int64Array
     probabilities: Float32Array
     buckets: NDArray[np.int32]
-    sources: NDArray[np.uint8]
+    sources: NDArray[np.uint16]
 
     def __len__(self) -> int:
         """Return the number of drafted nodes, the root not counted."""
@@ -152,7 +158,9 @@ def _integers(name: str, values: object) -> Int64Array:
     return array.astype(np.int64)
 
 
-def _check_offer(tokens: Int64Array, parents: Int64Array, probabilities: Float32Array) -> None:
+def _check_offer(
+    tokens: Int64Array, parents: Int64Array, probabilities: Float32Array, *, can_lead: bool
+) -> None:
     wrong = np.flatnonzero((tokens[1:] < 0) | (tokens[1:] > MAX_TOKEN)) + 1
     if wrong.size:
         raise ValueError(
@@ -166,6 +174,8 @@ def _check_offer(tokens: Int64Array, parents: Int64Array, probabilities: Float32
         )
     # Written so that NaN is refused as well.
     right = (probabilities >= 0.0) & (probabilities <= 1.0 + ROUNDING)
+    if can_lead:
+        right |= probabilities == -1.0
     if not right.all():
         place = int(np.argmin(right))
         raise ValueError(

@@ -12,13 +12,23 @@ from ngram_pool.features import (
     PAIR,
     PARENT,
     SINGLE,
+    exit_feature,
+    exit_others,
+    head_feature,
+    head_others,
     ngram_feature,
     ngram_others,
     offer_feature,
     recycled_feature,
     recycled_others,
 )
-from ngram_pool.layout import MAX_CHAIN, NGRAM_SOURCE, OFFER_SOURCE, RECYCLED_SOURCE
+from ngram_pool.layout import (
+    HEAD_OFFER,
+    MAX_CHAIN,
+    NGRAM_SOURCE,
+    OFFER_SOURCE,
+    RECYCLED_SOURCE,
+)
 from ngram_pool.proposal import Offer, Proposal
 from ngram_pool.reference_text import Row, Rows, State, Text
 
@@ -36,6 +46,8 @@ class Candidate:
     ngram: int = 0
     recycled: int = 0
     offer: int = 0
+    hidden: int = 0
+    guess: int = 0  # which of the last two counted
     sources: int = 0
     best_offered: float = -1.0
     nodes: dict[int, int] = field(default_factory=dict)  # source -> node of that offer
@@ -103,12 +115,13 @@ class Grower:
         found: dict[int, Candidate] = {}
         ngram = self._ask_ngrams(node, found)
         recycled = self._ask_rows(node, found)
-        self._ask_offers(node, found)
+        hidden = self._ask_offers(node, found)
         for candidate in found.values():
             candidate.ngram = candidate.ngram or ngram
             candidate.recycled = candidate.recycled or recycled
-            conditional = self.calibration.probability(
-                candidate.ngram, candidate.recycled, candidate.offer
+            candidate.hidden = candidate.hidden or hidden
+            conditional, candidate.guess = self.calibration.judge(
+                candidate.ngram, candidate.recycled, candidate.hidden, candidate.offer
             )
             candidate.probability = node.probability * conditional
         return list(found.values())
@@ -163,11 +176,18 @@ class Grower:
         above = parent.parent
         return (self.earlier[1] if above is None else above.token), parent.token
 
-    def _ask_offers(self, node: Candidate, found: dict[int, Candidate]) -> None:
-        """Ask the offers that hold the node; the most confident one gives the feature."""
+    def _ask_offers(self, node: Candidate, found: dict[int, Candidate]) -> int:
+        """Ask the offers that hold the node; the most confident one gives the feature.
+
+        Returns the feature of tokens that no drafter that reads hidden states names.
+        """
+        others = 0
         for offer in self.offers:
             place = node.nodes.get(offer.source)
             if place is None:
+                continue
+            if offer.source >= HEAD_OFFER:
+                others = self._ask_hidden(offer, place, node, found) or others
                 continue
             for child in self.children[offer.source][place]:
                 candidate = _candidate(int(offer.tokens[child]), node, found)
@@ -177,6 +197,35 @@ class Grower:
                 if probability > candidate.best_offered:
                     candidate.best_offered = probability
                     candidate.offer = offer_feature(offer.source, probability)
+        return others
+
+    def _ask_hidden(
+        self, offer: Offer, place: int, node: Candidate, found: dict[int, Candidate]
+    ) -> int:
+        """Ask a drafter that reads hidden states; return the feature of what it does not name.
+
+        Children of negative probability are named by others; they only lead to what lies below.
+        """
+        is_head = offer.source == HEAD_OFFER
+        rank = 0
+        for child in self.children[offer.source][place]:
+            token, probability = int(offer.tokens[child]), float(offer.probabilities[child])
+            if probability < 0.0:
+                if token in found:
+                    found[token].nodes[offer.source] = child
+                continue
+            candidate = _candidate(token, node, found)
+            candidate.nodes[offer.source] = child
+            candidate.sources |= OFFER_SOURCE << offer.source
+            candidate.hidden = (
+                head_feature(node.depth, rank, probability)
+                if is_head
+                else exit_feature(rank, probability)
+            )
+            rank += 1
+        if not rank:
+            return 0
+        return head_others(node.depth) if is_head else exit_others()
 
 
 def _ask_state(state: State, length: int, node: Candidate, found: dict[int, Candidate]) -> None:
@@ -244,6 +293,6 @@ def _proposal(taken: list[Candidate]) -> Proposal:
         np.array([place[id(node.parent)] if node.parent else 0 for node in ordered], np.int64),
         np.array([node.depth for node in ordered], np.int64),
         np.array([node.probability for node in ordered], np.float32),
-        np.array([bucket(n.ngram, n.recycled, n.offer) for n in ordered], np.int32),
-        np.array([node.sources for node in ordered], np.uint8),
+        np.array([bucket(n.ngram, n.recycled, n.guess) for n in ordered], np.int32),
+        np.array([node.sources for node in ordered], np.uint16),
     )

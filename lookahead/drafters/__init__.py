@@ -4,7 +4,7 @@ To add a source, write a class with the methods of :class:`~lookahead.drafters.b
 file of its own and name it in ``Config.drafters``.
 """
 
-from lookahead.drafters.base import Drafter, Guesses
+from lookahead.drafters.base import Drafter, Guesses, NodeDrafter
 from lookahead.drafters.merge import MergedDrafter
 
-__all__ = ["Drafter", "Guesses", "MergedDrafter"]
+__all__ = ["Drafter", "Guesses", "MergedDrafter", "NodeDrafter"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lookahead.config import Config
+from lookahead.drafters.answers import Answers
+from lookahead.drafters.base import NodeDrafter
 from lookahead.drafters.offers import as_offer
 from lookahead.drafters.rows import top_rows
 from lookahead.errors import LookaheadWarning
@@ -26,6 +28,7 @@ from lookahead.outcome import Outcome, PromptRows
 from lookahead.stats import DecodeStats, SourceStats
 from lookahead.tree import DraftTree
 from ngram_pool import Offer, Pool, Proposal
+from ngram_pool.layout import HEAD_OFFER
 
 __all__ = ["MergedDrafter"]
 
@@ -33,6 +36,9 @@ R = TypeVar("R")
 
 #: Nodes whose path is less probable than this cost more than they return on any machine.
 MIN_PROBABILITY = 0.001
+
+#: Nodes that a node drafter is asked about in each of its rounds.
+ROUNDS = (3, 6, 8)
 
 
 class MergedDrafter:
@@ -47,9 +53,18 @@ class MergedDrafter:
         Is told what each source offered and got accepted.
     vocab_size : int
         Tokens from this on are never drafted.
+    node_drafters : sequence of NodeDrafter
+        Built-in drafters that are asked about nodes, in the order of what they cost.
     """
 
-    def __init__(self, config: Config, pool: Pool, stats: DecodeStats, vocab_size: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        pool: Pool,
+        stats: DecodeStats,
+        vocab_size: int,
+        node_drafters: Sequence[NodeDrafter] = (),
+    ) -> None:
         self._config = config
         self._pool = pool
         self._stats = stats
@@ -62,14 +77,21 @@ class MergedDrafter:
             self._names[4 << source] = str(getattr(drafter, "name", kind.__name__))
             if isinstance(drafter, type) or not hasattr(drafter, "draft"):
                 self._guard(source, functools.partial(self._make, source, drafter))
+        self._node_drafters: dict[int, NodeDrafter] = {
+            HEAD_OFFER + i: drafter for i, drafter in enumerate(node_drafters)
+        }
+        for source, node_drafter in self._node_drafters.items():
+            self._names[4 << source] = node_drafter.name
         for bit, name in self._names.items():
-            if bit >= 4 or name in config.sources:
+            if bit > 2 or name in config.sources:
                 stats.by_source.setdefault(name, SourceStats())
         self._proposal: Proposal | None = None
 
     def begin(self, context: list[int], hidden: Tensor | None = None) -> None:
         """Take in the committed tokens of a new sequence, and the hidden states of its prompt."""
         self._pool.extend(context)
+        for node_drafter in self._node_drafters.values():
+            node_drafter.begin(context, hidden)
         for source in list(self._drafters):
             self._call(source, "begin", list(context))
 
@@ -107,17 +129,27 @@ class MergedDrafter:
         self._proposal = None
         if max_nodes < 1 or max_depth < 1 or not context:
             return DraftTree.only_root(context[-1] if context else 0)
-        self._proposal = self._pool.propose(
+        grow = functools.partial(
+            self._pool.propose,
             max_nodes,
-            costs=costs,
             max_depth=max_depth,
             min_probability=MIN_PROBABILITY,
             ngrams="ngrams" in self._config.sources,
             recycled=self._recycles,
-            offers=self._offers(context, max_nodes),
         )
-        found = self._proposal
-        return DraftTree(found.tokens, found.parents, found.depths, found.probabilities)
+        offers = self._offers(context, max_nodes)
+        for source, drafter in self._node_drafters.items():
+            answers = Answers(source, max_depth)
+            for width in ROUNDS:
+                tree = as_tree(grow(offers=[*offers, *answers.as_offers()]))
+                nodes = answers.worth_asking(tree, width)
+                candidates = drafter.ask(context, tree, nodes) if nodes else None
+                if candidates is None:
+                    break
+                answers.take(tree, nodes, candidates)
+            offers += answers.as_offers()
+        self._proposal = grow(costs=costs, offers=offers)
+        return as_tree(self._proposal)
 
     def learn(self, outcome: Outcome) -> None:
         """See what became of the tree that was drafted last."""
@@ -127,6 +159,8 @@ class MergedDrafter:
         if self._recycles:
             self._recycle_nodes(outcome)
         self._pool.extend(outcome.chosen)
+        for node_drafter in self._node_drafters.values():
+            node_drafter.learn(outcome)
         for source in list(self._drafters):
             # Lists of its own: a drafter that writes into what it is shown harms nobody.
             shown = replace(
@@ -202,3 +236,10 @@ class MergedDrafter:
         # Where warnings are errors, this one still must not end a run that is otherwise sound.
         with contextlib.suppress(LookaheadWarning):
             warnings.warn(f"{text}. The output is not affected.", LookaheadWarning, stacklevel=2)
+
+
+def as_tree(proposal: Proposal) -> DraftTree:
+    """Return the tree of a proposal."""
+    return DraftTree(
+        proposal.tokens, proposal.parents, proposal.depths, proposal.probabilities
+    )

@@ -24,11 +24,14 @@ import ngram_pool
 from lookahead.budget import Budget
 from lookahead.choose import NodeChooser
 from lookahead.config import Config
-from lookahead.drafters import MergedDrafter
+from lookahead.drafters import MergedDrafter, NodeDrafter
+from lookahead.drafters.head import FIRST_TOKENS, LeastSquaresHead
+from lookahead.drafters.readout import Readout
 from lookahead.engine import Engine
 from lookahead.errors import UnsupportedError
 from lookahead.hf.cache import SlotCache
 from lookahead.hf.compat import cache_argument, vocab_size
+from lookahead.hf.ends import ends_of
 from lookahead.hf.masks import install
 from lookahead.hf.selftest import find_fault
 from lookahead.hf.support import reason_for_call, reason_for_model
@@ -197,6 +200,7 @@ def _sequence(
             ngram_pool.new_pool(calibration=session.calibration),
             stats,
             vocab_size(call.model),
+            _node_drafters(call.model, config, session),
         ),
         chooser=chooser,
         should_stop=should_stop,
@@ -205,6 +209,14 @@ def _sequence(
         scores=scores,
         logits=logits,
     )
+
+
+def _node_drafters(model: Any, config: Config, session: Session) -> list[NodeDrafter]:
+    """Make the drafters that read hidden states, as far as the model lets them."""
+    ends = ends_of(model) if "head" in config.sources else None
+    if ends is None:
+        return []
+    return [LeastSquaresHead(ends, session.head_sums.map(), Readout(ends, range(FIRST_TOKENS)))]
 
 
 def _emitter(streamer: Any) -> Callable[[int], None] | None:

@@ -1,0 +1,115 @@
+"""What one node drafter has answered in a step, and which nodes are worth asking it about next."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lookahead.drafters.base import Candidates
+from lookahead.tree import ROOT, DraftTree
+from ngram_pool import Offer
+
+__all__ = ["Answers"]
+
+Path = tuple[int, ...]
+
+#: A node is not asked about where less probability than this leaves the tree.
+LEAST_LOST = 0.02
+#: Says in an offer that a node was named by others and merely leads to what lies below it.
+LEADS = -1.0
+
+
+class Answers:
+    """Answers of one node drafter to one tree, by the path of tokens that leads to a node.
+
+    Parameters
+    ----------
+    source : int
+        Source number of the offer they become.
+    max_depth : int
+        Nodes of this depth have no children in any tree, so they are not asked about.
+    """
+
+    def __init__(self, source: int, max_depth: int) -> None:
+        self._source = source
+        self._max_depth = max_depth
+        self._asked: set[Path] = set()
+        self._nodes: dict[Path, int] = {(): ROOT}
+        self._tokens = [0]
+        self._parents = [ROOT]
+        self._probabilities = [1.0]
+
+    def worth_asking(self, tree: DraftTree, limit: int) -> list[int]:
+        """Return the nodes where most probability leaves the tree, at most ``limit``.
+
+        What leaves the tree at a node is the probability that it is reached and that none of its
+        children is next. The root comes first, and alone decides whether there is more to ask.
+        """
+        lost = tree.probabilities.astype(np.float64)
+        np.subtract.at(lost, tree.parents[1:], tree.probabilities[1:])
+        lost[tree.depths >= self._max_depth] = 0.0
+        order = np.argsort(-lost, kind="stable").tolist()
+        nodes = [n for n in order if lost[n] >= LEAST_LOST and _path(tree, n) not in self._asked]
+        if () not in self._asked:
+            nodes = [ROOT, *(n for n in nodes if n != ROOT)]
+        return nodes[:limit]
+
+    def take(self, tree: DraftTree, nodes: list[int], candidates: Candidates) -> None:
+        """Take in what was answered about nodes of a tree."""
+        for row, node in enumerate(nodes):
+            path = _path(tree, node)
+            self._asked.add(path)
+            parent = self._place(path)
+            known = len(self._tokens)
+            for token, probability in zip(
+                candidates.tokens[row].tolist(),
+                candidates.probabilities[row].tolist(),
+                strict=True,
+            ):
+                if token < 0:
+                    break
+                place = self._nodes.get((*path, token))
+                if place is None:
+                    self._append(path, parent, token, probability)
+                elif self._probabilities[place] == LEADS and place < known:
+                    self._probabilities[place] = probability
+
+    def as_offers(self) -> list[Offer]:
+        """Return everything as one offer, or none."""
+        if len(self._tokens) == 1:
+            return []
+        order = _ranked(self._parents, self._probabilities)
+        place = {node: i for i, node in enumerate(order)}
+        return [
+            Offer(
+                self._source,
+                np.array([self._tokens[n] for n in order], dtype=np.int64),
+                np.array([place[self._parents[n]] for n in order], dtype=np.int64),
+                np.array([self._probabilities[n] for n in order], dtype=np.float32),
+            )
+        ]
+
+    def _place(self, path: Path) -> int:
+        """Return the node at the end of a path; what others named on the way is put in."""
+        for length in range(1, len(path) + 1):
+            if path[:length] not in self._nodes:
+                above = self._nodes[path[: length - 1]]
+                self._append(path[: length - 1], above, path[length - 1], LEADS)
+        return self._nodes[path]
+
+    def _append(self, path: Path, parent: int, token: int, probability: float) -> None:
+        self._nodes[(*path, token)] = len(self._tokens)
+        self._tokens.append(token)
+        self._parents.append(parent)
+        self._probabilities.append(probability)
+
+
+def _ranked(parents: list[int], probabilities: list[float]) -> list[int]:
+    """Order nodes so that parents come first, and siblings by falling probability."""
+    depth = [0] * len(parents)
+    for node in range(1, len(parents)):
+        depth[node] = depth[parents[node]] + 1
+    return sorted(range(len(parents)), key=lambda n: (depth[n], -probabilities[n] if n else 0))
+
+
+def _path(tree: DraftTree, node: int) -> Path:
+    return tuple(int(tree.tokens[n]) for n in tree.path(node))

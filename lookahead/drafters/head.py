@@ -1,0 +1,111 @@
+"""The least-squares head: the target's next hidden state, predicted in closed form.
+
+While a model decodes, the hidden states that its output layer is given come for free. From the one
+at a token and the embedding of the token after it, the hidden state at that next token is
+predicted; the output layer turns it into candidates, and the prediction is fed back to go deeper.
+It is what a trained draft head does, with no training.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from lookahead.drafters.base import Candidates
+from lookahead.drafters.readout import ModelEnds, Readout
+from lookahead.drafters.regression import RunningRegression
+from lookahead.outcome import Outcome
+from lookahead.tree import ROOT, DraftTree
+
+__all__ = ["LeastSquaresHead"]
+
+#: Candidates of a node. Of those behind the sixteenth hardly any is ever accepted.
+NUM_CANDIDATES = 16
+#: The model's own writing says more about what it will write than the prompt does.
+NOISE_OF_ANSWER = 0.5
+#: Tokens of the readout to begin with: vocabularies are in the order in which they were learnt,
+#: the most frequent ones first.
+FIRST_TOKENS = 2048
+
+
+class LeastSquaresHead:
+    """Drafts by predicting hidden states.
+
+    Parameters
+    ----------
+    ends : ModelEnds
+        Embedding and output layer of the target.
+    prior : Tensor, float32, [2 * width + 1, width], or None
+        Map fitted to other text of the model.
+    readout : Readout
+    """
+
+    name = "head"
+
+    def __init__(self, ends: ModelEnds, prior: Tensor | None, readout: Readout) -> None:
+        self._ends = ends
+        self._readout = readout
+        self._regression = RunningRegression(prior)
+        self._last: Tensor | None = None  # [1, width], hidden state of the token before the root
+        self._predicted: dict[tuple[int, ...], Tensor] = {}  # by path, of this step
+
+    def begin(self, context: list[int], hidden: Tensor | None) -> None:
+        """Learn from the prompt."""
+        self._predicted.clear()
+        self._readout.add(context)
+        if hidden is None or not len(hidden):
+            return
+        hidden = hidden[-self._regression.max_rows :].float()
+        self._last = hidden[-1:]
+        if len(hidden) > 1:
+            tokens = context[-len(hidden) : -1]
+            self._regression.add(self._inputs(hidden[:-1], tokens), hidden[1:])
+
+    def ask(self, context: list[int], tree: DraftTree, nodes: list[int]) -> Candidates | None:
+        """Predict what follows these nodes; see :class:`~lookahead.drafters.base.NodeDrafter`."""
+        if self._last is None or (self._regression.prior is None and not self._regression.num_rows):
+            return None
+        paths = [self._path(tree, node) for node in nodes]
+        self._predict(paths, context[-1])
+        states = torch.cat([self._predicted[path] for path in paths])
+        return self._readout.top(states, NUM_CANDIDATES)
+
+    def learn(self, outcome: Outcome) -> None:
+        """Learn from the accepted rows, which hold what was to be predicted."""
+        self._predicted.clear()
+        self._readout.add(outcome.chosen)
+        if outcome.hidden is None:
+            self._last = None
+            return
+        hidden = outcome.hidden[torch.tensor(outcome.path, device=outcome.hidden.device)].float()
+        if self._last is not None:
+            before = torch.cat([self._last, hidden[:-1]])
+            tokens = outcome.tree.tokens[outcome.path].tolist()
+            self._regression.add(self._inputs(before, tokens), hidden, NOISE_OF_ANSWER)
+        self._last = hidden[-1:]
+
+    def _predict(self, paths: list[tuple[int, ...]], root: int) -> None:
+        """Predict the hidden states at the ends of paths, level by level."""
+        missing = {path[:n] for path in paths for n in range(len(path) + 1)} - set(self._predicted)
+        for depth in sorted({len(path) for path in missing}):
+            level = [path for path in missing if len(path) == depth]
+            if depth == 0:
+                before, tokens = self._last, [root]
+            else:
+                before = torch.cat([self._predicted[path[:-1]] for path in level])
+                tokens = [path[-1] for path in level]
+            assert before is not None
+            states = self._regression.predict(self._inputs(before, tokens))
+            self._predicted.update(zip(level, states.split(1), strict=True))
+
+    def _inputs(self, hidden: Tensor, tokens: list[int]) -> Tensor:
+        """Join unit vectors of hidden states and of the tokens that came next, [rows, 2 * width]."""
+        ids = torch.tensor(tokens, device=hidden.device)
+        embedded = self._ends.embed(ids).float()
+        return torch.cat([normalize(hidden, dim=-1), normalize(embedded, dim=-1)], dim=-1)
+
+    @staticmethod
+    def _path(tree: DraftTree, node: int) -> tuple[int, ...]:
+        return tuple(int(tree.tokens[n]) for n in tree.path(node)) if node != ROOT else ()

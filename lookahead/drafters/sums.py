@@ -1,0 +1,78 @@
+"""What the head has learnt from other texts of a model: sums, and the linear map fitted to them."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch import Tensor
+
+__all__ = ["HeadSums"]
+
+#: Ridge on inputs whose halves have unit length.
+RIDGE = 0.5
+#: The map is fitted anew when so many times more rows have been seen than at the last fit.
+GROWTH = 1.3
+
+
+class HeadSums:
+    """Sums of products over pairs of inputs and outputs; no text can be read out of them.
+
+    Shared by all calls on one model; thread-safe.
+
+    Attributes
+    ----------
+    rows : int
+        Pairs seen.
+    """
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._lock = threading.Lock()
+        self._squares: Tensor | None = None  # [2 * width + 1, 2 * width + 1]
+        self._products: Tensor | None = None  # [2 * width + 1, out]
+        self._map: Tensor | None = None
+        self._rows_of_map = 0
+
+    def add(self, inputs: Tensor, outputs: Tensor) -> None:
+        """Add pairs, float32, [rows, 2 * width] and [rows, out]."""
+        if not len(inputs):
+            return
+        x = torch.cat([inputs, inputs.new_ones((len(inputs), 1))], dim=-1)
+        with self._lock:
+            if self._squares is None or self._products is None:
+                self._squares = x.new_zeros((x.shape[1], x.shape[1]))
+                self._products = x.new_zeros((x.shape[1], outputs.shape[1]))
+            self._squares.addmm_(x.T, x)
+            self._products.addmm_(x.T, outputs)
+            self.rows += len(inputs)
+
+    def map(self) -> Tensor | None:
+        """Return the least-squares map on (inputs, 1), [2 * width + 1, out]; None without rows."""
+        with self._lock:
+            if self._squares is None or self._products is None:
+                return None
+            if self._map is None or self.rows > GROWTH * self._rows_of_map:
+                ridge = RIDGE * torch.eye(len(self._squares), device=self._squares.device)
+                factor = torch.linalg.cholesky(self._squares + ridge)
+                self._map = torch.cholesky_solve(self._products, factor)
+                self._rows_of_map = self.rows
+            return self._map
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the sums by name, to be stored."""
+        with self._lock:
+            if self._squares is None or self._products is None:
+                return {}
+            return {
+                "squares": self._squares.clone(),
+                "products": self._products.clone(),
+                "rows": torch.tensor(self.rows),
+            }
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take over what :meth:`state` returned."""
+        with self._lock:
+            self._squares, self._products = state["squares"].clone(), state["products"].clone()
+            self.rows = int(state["rows"])
+            self._map, self._rows_of_map = None, 0

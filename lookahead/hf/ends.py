@@ -1,0 +1,54 @@
+"""The two ends of a model, for drafters that read hidden states: embedding and output layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lookahead.hf.compat import vocab_size
+
+__all__ = ["HFEnds", "ends_of"]
+
+
+class HFEnds:
+    """Embedding and output layer of one model, read and never changed.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        Its output layer has a weight that can be read row by row.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._embedding = model.get_input_embeddings()
+        self._output = model.get_output_embeddings()
+        self.vocab = min(vocab_size(model), int(self._output.weight.shape[0]))
+        self.width = int(self._output.weight.shape[1])
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return embeddings, int64, [rows] -> float, [rows, width of the embedding]."""
+        with torch.no_grad():
+            embedded: Tensor = self._embedding(tokens.to(self._embedding.weight.device))
+        return embedded
+
+    def output_rows(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return rows of the output layer, float, [tokens, width], and their bias, [tokens]."""
+        with torch.no_grad():
+            weight, bias = self._output.weight, getattr(self._output, "bias", None)
+            rows = tokens.to(weight.device)
+            return weight[rows].float(), None if bias is None else bias[rows].float()
+
+
+def ends_of(model: Any) -> HFEnds | None:
+    """Return the ends of a model, or None where its layers are not plain matrices."""
+    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
+    weight = getattr(output, "weight", None)
+    if type(output) is not nn.Linear or not isinstance(embedding, nn.Module):
+        return None
+    if not isinstance(weight, Tensor) or not weight.dtype.is_floating_point or weight.is_meta:
+        return None
+    if not isinstance(getattr(embedding, "weight", None), Tensor):
+        return None
+    return HFEnds(model)

@@ -62,6 +62,24 @@ BOTH: Final = (
     -0.57,
 )
 
+# Weights where the head names a token: constant, logit of its probability, not its first, below the
+# root; _ngram_terms and kinds of silence; _recycled_terms and kinds of silence; the logit by who
+# else names it, both, neither, the logit by length, by the pair's row, and where nobody else does.
+HEAD_NAMES: Final = np.array(
+    [
+        -0.42, 0.77, 0.04, -0.05, 0.44, 0.64, -0.15, 1.0, 0.44, 0.12, -0.04, 0.0, -0.23, -0.21,
+        -0.91, -0.54, -0.33, 0.42, 0.08, 0.0, 0.06, -0.06, 0.15, -0.17, 0.06, -0.21, -0.11,
+        0.33, -0.56, -0.06, 0.01, -0.01,
+    ]
+)
+# And where the head names other tokens: constant, below the root; the same terms; both.
+HEAD_SILENT: Final = np.array(
+    [
+        -2.97, 0.21, 1.28, 2.32, -1.67, 0.88, 1.26, 0.68, 0.22, 0.0, -0.64, -1.4, -2.86, -1.55,
+        -0.81, -1.53, -0.25, 0.18, 0.0, -0.23, 0.78, 0.37, -0.22, 1.01,
+    ]
+)
+
 
 def _logit(probability: float) -> float:
     return float(np.log(probability / (1.0 - probability)))
@@ -136,13 +154,69 @@ def default_priors() -> Float32Array:
 
 
 def _with_hidden(own: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Combine priors without hidden states, [n, r], with each of their features, [n, r, h]."""
-    joint = np.repeat(own[..., None], NUM_HIDDEN, axis=-1)
-    middles = np.array(HIDDEN_PROBABILITIES)
-    for first in [*range(1, HEAD_OTHERS, 10), EXIT, EXIT + 10]:
-        guess = 0.8 * middles
-        best = np.maximum(own[..., None], guess)
-        joint[..., first : first + 10] = best + 0.3 * (1 - (1 - own[..., None]) * (1 - guess) - best)
-    joint[..., HEAD_OTHERS : HEAD_OTHERS + 2] *= 0.5
-    joint[..., EXIT_OTHERS] *= 0.3
+    """Combine what n-grams and rows say with every feature of hidden states, [n, r, h]."""
+    joint = np.empty((NUM_NGRAM, NUM_RECYCLED, NUM_HIDDEN))
+    joint[..., 0] = own
+    for hidden in range(1, NUM_HIDDEN):
+        joint[..., hidden] = _sigmoid(_scores(hidden))
+    # No offer at all is no candidate; the bucket is never asked for.
+    joint[0, 0, [HEAD_OTHERS, HEAD_OTHERS + 1, EXIT_OTHERS]] = 0.0
     return joint
+
+
+def _scores(hidden: int) -> NDArray[np.float64]:
+    """Score a feature of hidden states next to all pairs of the others, [n, r]."""
+    ngrams, rows = _ngram_table(), _recycled_table()
+    by_ngram, by_row = ngrams[:, :1] * 0.0, rows[:, :1] * 0.0
+    by_ngram[1:NGRAM_OTHERS], by_row[1:RECYCLED_OTHERS] = 1.0, 1.0
+    both, neither = by_ngram @ by_row.T, (1 - by_ngram) @ (1 - by_row).T
+    is_exit = hidden >= EXIT
+    if hidden in {HEAD_OTHERS, HEAD_OTHERS + 1, EXIT_OTHERS}:
+        weights = HEAD_SILENT
+        below = float(hidden != HEAD_OTHERS)
+        constant = weights[0] + weights[1] * below + both * weights[-1]
+        return constant + ngrams @ weights[2:13][:, None] + (rows @ weights[13:23][:, None]).T
+    place, bucket = divmod(hidden - (EXIT if is_exit else 1), len(HIDDEN_PROBABILITIES))
+    below, is_other = (0, place) if is_exit else divmod(place, 2)
+    logit = _logit(HIDDEN_PROBABILITIES[bucket])
+    weights = HEAD_NAMES
+    constant = weights[0] + weights[1] * logit + weights[2] * is_other + weights[3] * below
+    with_logit = (
+        by_ngram * weights[25] + ngrams[:, 3:4] * weights[29],
+        by_row * weights[26] + rows[:, 3:4] * weights[30],
+    )
+    return (
+        constant
+        + ngrams @ weights[4:15][:, None]
+        + (rows @ weights[15:25][:, None]).T
+        + logit * (with_logit[0] + with_logit[1].T)
+        + both * weights[27]
+        + neither * (weights[28] + weights[31] * logit)
+    )
+
+
+def _ngram_table() -> NDArray[np.float64]:
+    """Terms of every n-gram feature, then its kinds of silence, [n, 11]."""
+    named = [_ngram_terms(n) if 0 < n < NGRAM_OTHERS else [0.0] * 7 for n in range(NUM_NGRAM)]
+    silent = [_silence(n, NGRAM_OTHERS, 4) for n in range(NUM_NGRAM)]
+    return np.hstack([named, silent])
+
+
+def _recycled_table() -> NDArray[np.float64]:
+    """Terms of every recycled feature, then its kinds of silence, [r, 10]."""
+    named = [
+        _recycled_terms(r) if 0 < r < RECYCLED_OTHERS else [0.0] * 7 for r in range(NUM_RECYCLED)
+    ]
+    silent = [_silence(r, RECYCLED_OTHERS, 3) for r in range(NUM_RECYCLED)]
+    return np.hstack([named, silent])
+
+
+def _silence(feature: int, others: int, kinds: int) -> list[float]:
+    """Say nothing at all, or name others in one of the ways; all 0 where the token is named."""
+    if feature == 0:
+        return _one_hot(0, kinds)
+    return _one_hot(feature - others + 1, kinds) if feature >= others else [0.0] * kinds
+
+
+def _sigmoid(score: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(1.0 / (1.0 + np.exp(-score)))

@@ -1,13 +1,15 @@
 """How many nodes a tree may have, from what a pass with that many rows costs here.
 
 The cost curve is data: seconds by rows, measured on the passes of the run itself, with the shape
-of a typical machine until then.
+that was measured in an earlier process until then, or that of a typical machine.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +32,12 @@ TYPICAL = {
 #: Weight of a new measurement; about the last twenty passes count.
 RATE = 0.1
 
+#: How many measurements the curve of an earlier process is worth at a number of rows.
+STORED_WEIGHT = 3.0
+
+#: Measurements behind this many say no more about how busy the machine is now.
+ENOUGH = 20.0
+
 
 @dataclass
 class CostCurve:
@@ -44,7 +52,7 @@ class CostCurve:
     kind: str = "other"
     _log_ratio: NDArray[np.float64] = field(init=False, repr=False)
     _weight: NDArray[np.float64] = field(init=False, repr=False)
-    _scale: float | None = field(default=None, init=False)
+    _stored: NDArray[np.float64] | None = field(default=None, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -59,6 +67,87 @@ class CostCurve:
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._lock = threading.Lock()
+
+    @property
+    def measurements(self) -> int:
+        """Passes taken in by this object, those of an earlier process not counted."""
+        return int(self._weight.sum())
+
+    def state(self, stored: Mapping[str, NDArray[Any]] | None = None) -> dict[str, NDArray[Any]]:
+        """Return the curve as arrays: ``rows``, int64, and ``seconds``, float64, both [knots].
+
+        Parameters
+        ----------
+        stored : mapping of str to ndarray, optional
+            Another state to begin from in place of the one that this curve began with: what
+            was stored in the meantime. One that cannot be used is left out.
+        """
+        base = self._stored
+        if stored is not None:
+            try:
+                base = self._ratios(stored)
+            except ValueError:
+                base = self._stored
+        with self._lock:
+            ratio = self._estimate(base)
+        seconds = np.exp(ratio) * np.array(TYPICAL[self.kind])
+        known = np.isfinite(ratio)
+        return {"rows": np.array(KNOTS, dtype=np.int64)[known], "seconds": seconds[known]}
+
+    @classmethod
+    def from_state(cls, kind: str, state: Mapping[str, NDArray[Any]]) -> CostCurve:
+        """Make a curve that believes in the shape of a stored one until it measures its own.
+
+        How busy the machine is today is not how busy it was then: the first measurement already
+        moves the whole stored curve up or down, and a few more at one number of rows outweigh it.
+
+        Parameters
+        ----------
+        kind : str
+            Key of :data:`TYPICAL`.
+        state : mapping of str to ndarray
+            As :meth:`state` returned it, perhaps in an earlier release.
+
+        Raises
+        ------
+        ValueError
+            If it is no such state.
+        """
+        curve = cls(kind)
+        curve._stored = curve._ratios(state)
+        return curve
+
+    def _ratios(self, state: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
+        """Return a state as log ratios to the typical curve, [knots], NaN where it has nothing."""
+        ratio = np.full(len(KNOTS), np.nan)
+        rows, seconds = state.get("rows"), state.get("seconds")
+        if rows is None or seconds is None or rows.ndim != 1 or rows.shape != seconds.shape:
+            raise ValueError("a cost curve has as many seconds as rows")
+        if not np.isfinite(seconds).all() or not (seconds > 0).all():
+            raise ValueError("seconds of a cost curve are positive")
+        for number, cost in zip(rows.tolist(), seconds.tolist(), strict=True):
+            if number in KNOTS:
+                ratio[KNOTS.index(number)] = np.log(cost / self._typical(number))
+        if not np.isfinite(ratio).any():
+            raise ValueError("a cost curve has seconds for some number of rows")
+        return ratio
+
+    def _estimate(self, stored: NDArray[np.float64] | None) -> NDArray[np.float64]:
+        """Return log ratios to the typical curve, [knots], NaN where nothing is known."""
+        measured = self._weight > 0
+        own = np.where(measured, self._log_ratio, np.nan)
+        if stored is None:
+            return own
+        known = np.flatnonzero(np.isfinite(stored))
+        shape = np.interp(np.arange(len(KNOTS)), known, stored[known])
+        if measured.any():
+            weight = np.minimum(self._weight[measured], ENOUGH)
+            shape += np.average(self._log_ratio[measured] - shape[measured], weights=weight)
+        blended = (STORED_WEIGHT * shape + self._weight * self._log_ratio) / (
+            STORED_WEIGHT + self._weight
+        )
+        result: NDArray[np.float64] = np.where(measured, blended, shape)
+        return np.where(measured | np.isfinite(stored), result, np.nan)
 
     def learn(self, rows: int, seconds: float) -> None:
         """Take in the time of one pass.
@@ -84,10 +173,11 @@ class CostCurve:
         never falls with more rows, since a dip would be noise.
         """
         with self._lock:
-            known = np.flatnonzero(self._weight)
-            if not len(known):
-                return None
-            ratio = np.interp(np.arange(len(KNOTS)), known, self._log_ratio[known])
+            estimate = self._estimate(self._stored)
+        known = np.flatnonzero(np.isfinite(estimate))
+        if not len(known):
+            return None
+        ratio = np.interp(np.arange(len(KNOTS)), known, estimate[known])
         knots = np.array(KNOTS, dtype=np.float64)
         rows = np.arange(1, max_rows + 1)
         curve = np.interp(rows, knots, np.exp(ratio) * np.array(TYPICAL[self.kind]))
@@ -113,6 +203,7 @@ class CostCurve:
             "rows": list(KNOTS),
             "seconds": None if seconds is None else [float(seconds[r - 1]) for r in KNOTS],
             "measured": [int(w) for w in self._weight],
+            "stored": self._stored is not None,
         }
 
 

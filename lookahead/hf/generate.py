@@ -7,6 +7,7 @@ caller of :func:`decode` hands over in :class:`Extras`.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import time
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerateDecoderOnlyOutput
 
 import ngram_pool
-from lookahead.budget import Budget
+from lookahead.budget import Budget, CostCurve
 from lookahead.choose import NodeChooser
 from lookahead.config import Config
 from lookahead.drafters import MergedDrafter
@@ -29,10 +30,13 @@ from lookahead.engine import Engine
 from lookahead.errors import UnsupportedError
 from lookahead.hf.cache import SlotCache
 from lookahead.hf.compat import cache_argument, vocab_size
+from lookahead.hf.fingerprint import identify, weights_key
 from lookahead.hf.masks import install
 from lookahead.hf.selftest import find_fault
 from lookahead.hf.support import reason_for_call, reason_for_model
 from lookahead.hf.target import HFTarget
+from lookahead.learnt import Learnt
+from lookahead.machine import machine_name
 from lookahead.sequence import Sequence, TokenBuffer
 from lookahead.session import Session
 from lookahead.stats import DecodeStats
@@ -152,13 +156,19 @@ def decode(
         cache,
         call.cache_name,
     )
-    curve = _curve(call.model, session)
+    learnt = session.learnt(
+        config.remember, weights_key(call.model), functools.partial(identify, call.model)
+    )
+    curve = _curve(call.model, learnt)
     ready = getattr(call.model, "_optimize_model_for_decode", nullcontext)
     with ready():
         Engine(target, Budget(config, curve), config, stats).run(sequences)
     if extras.streamer is not None:
         extras.streamer.end()
     stats.seconds = time.perf_counter() - start
+    learnt.save_if_due()
+    for note in learnt.notes():
+        stats.note(note)
     if stats.steps:
         stats.break_even = float(curve.relative(1 + round(stats.nodes_per_pass))[-1])
     return _result(call, sequences, cache, given, stats)
@@ -262,13 +272,19 @@ def _verdict(model: Any, session: Session) -> str | None:
     return session.verdicts[key]
 
 
-def _curve(model: Any, session: Session) -> Any:
+def _curve(model: Any, learnt: Learnt) -> CostCurve:
     device = model.device.type
     half = model.dtype in (torch.bfloat16, torch.float16)
     kind = ("cpu-16bit" if half else "cpu") if device == "cpu" else "other"
     text = model.config.get_text_config(decoder=True)
-    key = (str(model.device), str(model.dtype), text._attn_implementation, torch.get_num_threads())
-    return session.curve(key, kind)
+    key = (
+        machine_name(model.device),
+        str(model.device),
+        str(model.dtype),
+        text._attn_implementation,
+        f"{torch.get_num_threads()} threads",
+    )
+    return learnt.curve(key, kind)
 
 
 def _result(

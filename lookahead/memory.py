@@ -107,8 +107,8 @@ class Memory:
             return None
         except OSError as error:
             raise MemoryFileError(
-                f"{path} cannot be read ({_reason(error)}) and is ignored; make it readable or "
-                "remove it."
+                f"What is in {path.parent} cannot be read ({_reason(error)}) and is ignored; make "
+                "it readable, or pass remember=False."
             ) from error
         return unpack(data, path, fingerprint, kind)
 

@@ -84,8 +84,10 @@ class Session:
                 # At the end of this object's life or of the process, whichever comes first.
                 self._at_end[key] = weakref.finalize(self, found.close)
             self._learnt[key] = found
-            old = [k for k in self._learnt if k != key][: len(self._learnt) - MAX_LEARNT]
-            finalizers = [self._at_end.pop(k) for k in old if self._learnt.pop(k)]
+            old = list(self._learnt)[: max(0, len(self._learnt) - MAX_LEARNT)]
+            for k in old:
+                del self._learnt[k]
+            finalizers = [self._at_end.pop(k) for k in old]
         for finalizer in finalizers:
             finalizer()
         return found

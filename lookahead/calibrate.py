@@ -120,7 +120,7 @@ def calibrate(
     """
     start = time.perf_counter()
     texts = 0
-    with torch.inference_mode(), _own_random_numbers(seed):
+    with torch.no_grad(), _own_random_numbers(seed):
         for number in itertools.count():
             left = start + seconds - time.perf_counter()
             if left <= 0 or sums.rows >= MAX_ROWS:

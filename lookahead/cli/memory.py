@@ -8,6 +8,9 @@ import typer
 
 from lookahead.cli.console import CommandError, open_model, print_note
 
+#: Digits of a fingerprint that are shown: enough to tell models apart.
+DIGITS = 12
+
 app = typer.Typer(
     help="Show or clear what is kept of models between processes.",
     no_args_is_help=True,
@@ -28,12 +31,15 @@ def info() -> None:
     if not entries:
         print_note(f"Nothing is kept in {memory.folder}.")
         return
-    table = Table("model", "fingerprint", "kind", "size", "rows", "saved", "for")
+    table = Table("model")
+    table.add_column("fingerprint", no_wrap=True)
+    for heading in ("kind", "size", "rows", "saved", "for"):
+        table.add_column(heading, overflow="fold")
     for entry in entries:
         meta = entry.meta
         table.add_row(
             meta.get("label", "cannot be read"),
-            entry.fingerprint[:12],
+            entry.fingerprint[:DIGITS],
             entry.kind.partition("-")[0],
             _size(entry.num_bytes),
             f"{int(meta['rows']):,}" if meta.get("rows", "").isdecimal() else "",
@@ -42,7 +48,7 @@ def info() -> None:
         )
     Console().print(table)
     total = sum(entry.num_bytes for entry in entries)
-    print_note(f"{_size(total)} in {memory.folder}")
+    print_note(f"{_size(total)} in {memory.folder}; a curve counts passes as rows.")
 
 
 @app.command()

@@ -38,7 +38,7 @@ SIZES = (
 )
 
 #: Tensors that are sampled, of the model and of its adapter, and values along each axis.
-NUM_TENSORS, NUM_VALUES = 12, 24
+NUM_TENSORS, NUM_VALUES = 32, 16
 
 #: Below this, float16 keeps fewer digits than bfloat16: such values count as zero.
 SMALLEST = 2.0**-14

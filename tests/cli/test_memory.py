@@ -78,9 +78,11 @@ def test_a_benchmark_saves_nothing_and_cold_knows_nothing() -> None:
 
 
 def test_a_benchmark_leaves_the_memory_alone(
-    call: Any, tiny_folder: Path, memory_folder: Path
+    call: Any, tiny_folder: Path, memory_folder: Path, tmp_path: Path
 ) -> None:
-    arguments = ("bench", "-m", tiny_folder, "--limit", "2", "--dtype", "float32", "-n", "40")
-    for state in ("cold", "session", "warm"):
+    data = tmp_path / "one.jsonl"
+    data.write_text('{"prompt": "Count to ten."}\n')
+    arguments = ("bench", "-m", tiny_folder, "--data", data, "--dtype", "float32", "-n", "80")
+    for state in ("cold", "session"):
         assert call(*arguments, "--state", state).code == 0
     assert not memory_folder.exists()

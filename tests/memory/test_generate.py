@@ -53,7 +53,7 @@ def test_a_damaged_file_is_a_note_in_the_statistics():
     lookahead.restore(model)
     (entry,) = Memory().entries()
     entry.path.write_bytes(b"x" * 100)
-    with (
+    with (  # noqa: PT031
         lookahead.accelerate(model),
         pytest.warns(lookahead.LookaheadWarning, match="is damaged and is ignored") as warned,
     ):

@@ -204,7 +204,7 @@ def test_a_file_that_cannot_be_used_costs_one_sentence(fault):
     else:
         curve.write_bytes(b"")
     again = Sums()
-    with pytest.warns(LookaheadWarning) as warned:
+    with pytest.warns(LookaheadWarning) as warned:  # noqa: PT031
         two = learnt(sums=again)
         found = two.curve(KEY, "cpu")
     assert len(warned) == 1
@@ -222,8 +222,8 @@ def test_a_file_that_cannot_be_used_costs_one_sentence(fault):
 def test_a_folder_that_cannot_be_written_costs_one_sentence(memory_folder):
     memory_folder.parent.mkdir(exist_ok=True)
     memory_folder.write_text("in the way")
+    sums = Sums()
     with pytest.warns(LookaheadWarning) as warned:
-        sums = Sums()
         one = learnt(sums=sums)
     assert len(warned) == 1
     with warnings.catch_warnings(record=True) as later:

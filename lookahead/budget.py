@@ -6,6 +6,7 @@ that was measured in an earlier process until then, or that of a typical machine
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -53,6 +54,7 @@ class CostCurve:
     _log_ratio: NDArray[np.float64] = field(init=False, repr=False)
     _weight: NDArray[np.float64] = field(init=False, repr=False)
     _stored: NDArray[np.float64] | None = field(default=None, init=False, repr=False)
+    _shape: NDArray[np.float64] | None = field(default=None, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -84,14 +86,14 @@ class CostCurve:
         """
         base = self._stored
         if stored is not None:
-            try:
+            with contextlib.suppress(ValueError):
                 base = self._ratios(stored)
-            except ValueError:
-                base = self._stored
         with self._lock:
-            ratio = self._estimate(base)
-        seconds = np.exp(ratio) * np.array(TYPICAL[self.kind])
-        known = np.isfinite(ratio)
+            known = self._weight > 0
+            if base is not None:
+                known |= np.isfinite(base)
+            ratio = self._log_ratio if base is None else self._blended(_filled(base))
+            seconds = np.exp(ratio) * np.array(TYPICAL[self.kind])
         return {"rows": np.array(KNOTS, dtype=np.int64)[known], "seconds": seconds[known]}
 
     @classmethod
@@ -115,6 +117,7 @@ class CostCurve:
         """
         curve = cls(kind)
         curve._stored = curve._ratios(state)
+        curve._shape = _filled(curve._stored)
         return curve
 
     def _ratios(self, state: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
@@ -132,22 +135,14 @@ class CostCurve:
             raise ValueError("a cost curve has seconds for some number of rows")
         return ratio
 
-    def _estimate(self, stored: NDArray[np.float64] | None) -> NDArray[np.float64]:
-        """Return log ratios to the typical curve, [knots], NaN where nothing is known."""
-        measured = self._weight > 0
-        own = np.where(measured, self._log_ratio, np.nan)
-        if stored is None:
-            return own
-        known = np.flatnonzero(np.isfinite(stored))
-        shape = np.interp(np.arange(len(KNOTS)), known, stored[known])
-        if measured.any():
-            weight = np.minimum(self._weight[measured], ENOUGH)
-            shape += np.average(self._log_ratio[measured] - shape[measured], weights=weight)
-        blended = (STORED_WEIGHT * shape + self._weight * self._log_ratio) / (
-            STORED_WEIGHT + self._weight
-        )
-        result: NDArray[np.float64] = np.where(measured, blended, shape)
-        return np.where(measured | np.isfinite(stored), result, np.nan)
+    def _blended(self, shape: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return log ratios by a stored shape and what was measured since, [knots]."""
+        weight = np.minimum(self._weight, ENOUGH)
+        total = weight.sum()
+        if total:
+            shape = shape + weight @ (self._log_ratio - shape) / total
+        blended: NDArray[np.float64] = STORED_WEIGHT * shape + self._weight * self._log_ratio
+        return blended / (STORED_WEIGHT + self._weight)
 
     def learn(self, rows: int, seconds: float) -> None:
         """Take in the time of one pass.
@@ -173,11 +168,13 @@ class CostCurve:
         never falls with more rows, since a dip would be noise.
         """
         with self._lock:
-            estimate = self._estimate(self._stored)
-        known = np.flatnonzero(np.isfinite(estimate))
-        if not len(known):
-            return None
-        ratio = np.interp(np.arange(len(KNOTS)), known, estimate[known])
+            if self._shape is not None:
+                ratio = self._blended(self._shape)
+            else:
+                known = np.flatnonzero(self._weight)
+                if not len(known):
+                    return None
+                ratio = np.interp(np.arange(len(KNOTS)), known, self._log_ratio[known])
         knots = np.array(KNOTS, dtype=np.float64)
         rows = np.arange(1, max_rows + 1)
         curve = np.interp(rows, knots, np.exp(ratio) * np.array(TYPICAL[self.kind]))
@@ -205,6 +202,13 @@ class CostCurve:
             "measured": [int(w) for w in self._weight],
             "stored": self._stored is not None,
         }
+
+
+def _filled(ratio: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Give knots without a value, NaN, that of their neighbours."""
+    known = np.flatnonzero(np.isfinite(ratio))
+    filled: NDArray[np.float64] = np.interp(np.arange(len(KNOTS)), known, ratio[known])
+    return filled
 
 
 class Budget:

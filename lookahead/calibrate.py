@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lookahead.errors import UnsupportedError
 from lookahead.hf.fingerprint import identify
@@ -24,7 +24,8 @@ from lookahead.memory import Memory
 
 __all__ = ["Calibrated", "TextSums", "calibrate", "empty_sums"]
 
-BATCH = 8
+#: A pass over many rows costs little more than one over a few; two batches are all prompts.
+BATCH = 25
 #: Answers are short: many beginnings teach more than a few ends.
 MAX_NEW_TOKENS = 160
 #: More positions than these change the sums' answers little.
@@ -129,8 +130,8 @@ def calibrate(
                 share = max(1 - left / seconds, sums.rows / MAX_ROWS)
                 tell("The model writes, and is watched", share)
             first = number * BATCH % len(prompts)
-            for text in _answers(model, prompts[first : first + BATCH], left):
-                sums.add_text(*_watched(model, text))
+            for tokens, hidden in _answers(model, prompts[first : first + BATCH], left):
+                sums.add_text(tokens, hidden)
                 texts += 1
     if not sums.rows:
         raise UnsupportedError("the model wrote nothing in that time; give it more --seconds.")
@@ -146,8 +147,10 @@ def calibrate(
     return Calibrated(label, texts, sums.rows, taken, path.stat().st_size, path)
 
 
-def _answers(model: Any, prompts: Sequence[list[int]], seconds: float) -> list[Tensor]:
-    """Return prompts with their sampled answers, each int64, [positions]."""
+def _answers(
+    model: Any, prompts: Sequence[list[int]], seconds: float
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield prompts with sampled answers, [positions], and hidden states, [positions, width]."""
     settings = model.generation_config
     ends = settings.eos_token_id
     ends = set(ends if isinstance(ends, list) else [ends])
@@ -157,22 +160,30 @@ def _answers(model: Any, prompts: Sequence[list[int]], seconds: float) -> list[T
     ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=model.device)
     lengths = torch.tensor([[len(p)] for p in prompts], device=model.device)
     mask = (torch.arange(width, device=model.device)[None] >= width - lengths).long()
-    out = model.generate(
-        ids,
-        attention_mask=mask,
-        pad_token_id=pad,
-        max_new_tokens=MAX_NEW_TOKENS,
-        max_time=seconds,
-        do_sample=True,
-        temperature=TEMPERATURE,
-        top_p=1.0,
-        top_k=0,
-        return_dict_in_generate=False,
-    )
-    return [
-        row[width - len(prompt) : width + _length(row[width:].tolist(), ends)]
-        for row, prompt in zip(out, prompts, strict=True)
-    ]
+    with _watched(model) as seen:
+        # Of the class: plain, whatever stands in its place on the object.
+        out = type(model).generate(
+            model,
+            ids,
+            attention_mask=mask,
+            pad_token_id=pad,
+            max_new_tokens=MAX_NEW_TOKENS,
+            max_time=seconds,
+            do_sample=True,
+            temperature=TEMPERATURE,
+            top_p=1.0,
+            top_k=0,
+            return_dict_in_generate=False,
+        )
+    hidden = seen.hidden()
+    for row, prompt in enumerate(prompts):
+        end = width + _length(out[row, width:].tolist(), ends)
+        text = out[row, width - len(prompt) : end]
+        if hidden is None:
+            yield text, _hidden_of(model, text)
+        else:
+            # The last token was never read, so there is nothing that follows from it.
+            yield text[:-1], hidden[row, width - len(prompt) : end - 1]
 
 
 def _length(answer: list[int], ends: set[int | None]) -> int:
@@ -180,8 +191,49 @@ def _length(answer: list[int], ends: set[int | None]) -> int:
     return next((n + 1 for n, token in enumerate(answer) if token in ends), len(answer))
 
 
-def _watched(model: Any, text: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a text and what the output layer is given for it, float, [positions, width]."""
+class _Seen:
+    """Hidden states of one call of ``generate``, if they are what the output layer takes."""
+
+    def __init__(self) -> None:
+        self.parts: list[Tensor] = []
+        self.is_right = True
+
+    def hidden(self) -> Tensor | None:
+        """Return all of them, float, [batch, positions, width]; one position less than ids."""
+        return torch.cat(self.parts, dim=1) if self.parts and self.is_right else None
+
+
+@contextmanager
+def _watched(model: Any) -> Iterator[_Seen]:
+    """Look at hidden states while the model writes: to run each text again would take a third."""
+    seen = _Seen()
+
+    def see_hidden(_module: Any, _args: Any, output: Any) -> None:
+        seen.parts.append(output[0])
+
+    def see_output_input(_module: Any, args: tuple[Any, ...]) -> None:
+        # Some models do something in between; then the texts are run again.
+        taken = args[0][:, -1]
+        last = seen.parts[-1][:, -1] if seen.parts else None
+        seen.is_right &= last is not None and torch.equal(last, taken)
+
+    base, head = model.base_model, model.get_output_embeddings()
+    if base is model or not isinstance(head, nn.Module):
+        yield seen
+        return
+    hooks = [
+        base.register_forward_hook(see_hidden),
+        head.register_forward_pre_hook(see_output_input),
+    ]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _hidden_of(model: Any, text: Tensor) -> Tensor:
+    """Return what the output layer is given for a text, float, [positions, width]."""
     with _output_input(model) as seen:
         model(input_ids=text[None], use_cache=False)
     hidden = seen.of_rows(len(text))
@@ -189,7 +241,7 @@ def _watched(model: Any, text: Tensor) -> tuple[Tensor, Tensor]:
         raise UnsupportedError(
             f"a {type(model).__name__} does not show what its output layer is given."
         )
-    return text, hidden[0]
+    return hidden[0]
 
 
 @contextmanager

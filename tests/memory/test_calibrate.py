@@ -21,6 +21,7 @@ PROMPTS = [prompt(length, seed=length)[0].tolist() for length in range(3, 14)]
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
     monkeypatch.setattr(module, "MAX_NEW_TOKENS", 6)
+    monkeypatch.setattr(module, "BATCH", 4)
     monkeypatch.setattr(module, "MAX_ROWS", 200)
 
 
@@ -30,10 +31,10 @@ def stored(model) -> Sums:
     return sums
 
 
+@pytest.mark.parametrize("is_run_again", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_hidden_states_are_those_of_a_plain_forward(family):
+def test_hidden_states_are_those_of_a_plain_forward(family, is_run_again, monkeypatch):
     model = fresh(family)
-    model.eval()
     sums = Sums(64)
     told = []
     made = calibrate(model, PROMPTS, sums, tell=lambda what, share: told.append((what, share)))
@@ -42,7 +43,6 @@ def test_hidden_states_are_those_of_a_plain_forward(family):
     assert made.texts >= len(PROMPTS)
     assert made.path.stat().st_size == made.num_bytes
     assert told[0][1] < 0.5
-    # The first text is the first prompt with its answer, and its sum is that of one forward.
     seen = []
 
     class First(Sums):
@@ -50,13 +50,17 @@ def test_hidden_states_are_those_of_a_plain_forward(family):
             seen.append((tokens, hidden))
             super().add_text(tokens, hidden)
 
+    if is_run_again:
+        monkeypatch.setattr(module._Seen, "hidden", lambda _seen: None)
     calibrate(model, PROMPTS, First(64))
-    tokens, hidden = seen[0]
-    assert tokens[:3].tolist() == PROMPTS[0]
-    assert len(tokens) == 9
-    with torch.no_grad():
-        logits = model(tokens[None]).logits[0]
-    assert torch.allclose(model.get_output_embeddings()(hidden), logits, atol=1e-4)
+    for given, (tokens, hidden) in zip(PROMPTS, seen, strict=False):
+        assert tokens[: len(given)].tolist() == given
+        assert len(tokens) == len(given) + (6 if is_run_again else 5)
+        with torch.no_grad():
+            logits = model(tokens[None]).logits[0]
+        assert torch.allclose(model.get_output_embeddings()(hidden), logits, atol=1e-3)
+    assert not model.base_model._forward_hooks
+    assert not model.get_output_embeddings()._forward_pre_hooks
 
 
 def test_again_it_replaces_and_is_the_same():

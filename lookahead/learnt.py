@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -163,7 +163,7 @@ class Learnt:
 
     def save_if_due(self) -> None:
         """Have a thread write what is new, if that has grown enough since the last time."""
-        with self._lock:
+        with self._lock, self._told_only():
             if self._remember is not True or (self._writer and self._writer.is_alive()):
                 return
             saved = self._due(FIRST_ROWS, MOST_ROWS, FIRST_PASSES, MOST_PASSES)
@@ -179,12 +179,12 @@ class Learnt:
     def close(self) -> None:
         """Write what is new, here and now: the process or the model comes to its end."""
         self.wait()
-        with self._lock:
+        with self._lock, self._told_only():
             if self._remember is True:
+                self._remember = False
                 saved = self._due(LAST_ROWS, LAST_ROWS, LAST_PASSES, LAST_PASSES)
                 if saved is not None:
                     self._write(saved)
-                self._remember = False
 
     def discard(self) -> None:
         """Write nothing any more, and wait for what is being written."""
@@ -225,21 +225,29 @@ class Learnt:
         return None if state is None and not curves else _Saved(state, rows, curves)
 
     def _write(self, saved: _Saved) -> None:
+        for key, curve in saved.curves.items():
+            with self._told_only():
+                self._write_curve(key, curve)
+        if saved.sums is not None:
+            with self._told_only():
+                self._write_sums(saved.sums, saved.rows)
+
+    @contextlib.contextmanager
+    def _told_only(self) -> Iterator[None]:
+        """Turn whatever goes wrong into a sentence: a run that is otherwise sound goes on."""
         try:
-            assert self._identity is not None
-            for key, curve in saved.curves.items():
-                self._write_curve(self._identity, key, curve)
-            if saved.sums is not None:
-                self._write_sums(self._identity, saved.sums, saved.rows)
+            yield
         except MemoryFileError as error:
             self._tell(str(error))
-        except Exception as error:  # noqa: BLE001 - a run that is otherwise sound goes on
+        except Exception as error:  # noqa: BLE001 - sums are another's code, files another's disk
             self._tell(
                 f"What was learnt could not be saved ({type(error).__name__}: {error}); pass "
                 "remember=False to leave it."
             )
 
-    def _write_sums(self, identity: Identity, mine: Arrays, rows: int) -> None:
+    def _write_sums(self, mine: Arrays, rows: int) -> None:
+        assert self._identity is not None
+        fingerprint, label = self._identity
         nothing = {name: torch.zeros_like(array) for name, array in mine.items()}
         known = nothing if self._since is None else self._since
 
@@ -250,20 +258,23 @@ class Learnt:
             if joined is None:  # what is there sums up something else, so it is of no use
                 joined, before = add_up(nothing, mine, less=known) or mine, 0
             gathered = before + rows - self._saved_rows
-            return Stored(joined, {"label": identity.label, "rows": str(gathered)})
+            return Stored(joined, {"label": label, "rows": str(gathered)})
 
-        self._memory.update(identity.fingerprint, GATHERED, change)
+        self._memory.update(fingerprint, GATHERED, change)
         with self._lock:
             self._since, self._saved_rows = mine, rows
 
-    def _write_curve(self, identity: Identity, key: CurveKey, curve: CostCurve) -> None:
+    def _write_curve(self, key: CurveKey, curve: CostCurve) -> None:
+        assert self._identity is not None
+        fingerprint, label = self._identity
+
         def change(old: Stored | None) -> Stored:
             stored = None if old is None else {k: v.numpy() for k, v in old.arrays.items()}
             state = {k: torch.from_numpy(v) for k, v in curve.state(stored).items()}
             rows = str(_rows(old) + curve.measurements - self._saved_passes.get(key, 0))
-            return Stored(state, {"label": identity.label, "rows": rows, "for": _words(key)})
+            return Stored(state, {"label": label, "rows": rows, "for": _words(key)})
 
-        self._memory.update(identity.fingerprint, _curve_kind(key), change)
+        self._memory.update(fingerprint, _curve_kind(key), change)
         self._saved_passes[key] = curve.measurements
 
     def _stored_curve(self, key: CurveKey, kind: str) -> CostCurve | None:

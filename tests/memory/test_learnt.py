@@ -261,6 +261,40 @@ def test_a_model_without_an_identity_is_not_remembered(memory_folder):
     assert not memory_folder.exists()
 
 
+def test_sums_that_fail_do_not_end_a_run():
+    class Broken(Sums):
+        def state(self):
+            raise RuntimeError("lost")
+
+    sums = Broken()
+    one = learnt(sums=sums)
+    sums.add(10_000)
+    for _ in range(70):
+        one.curve(KEY, "cpu").learn(1, 0.01)
+    with pytest.warns(LookaheadWarning, match="lost"):
+        one.save_if_due()
+    one.close()
+    assert stored() is None
+    assert len(one.notes()) == 1
+
+
+def test_a_curve_of_a_newer_version_does_not_keep_sums_from_being_saved(monkeypatch):
+    def write(rows):
+        sums = Sums()
+        one = learnt(sums=sums)
+        sums.add(rows)
+        for _ in range(70):
+            one.curve(KEY, "cpu").learn(1, 0.01)
+        one.close()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("lookahead.memory_file.FORMAT", 2)
+        write(10)
+    with pytest.warns(LookaheadWarning, match="newer version"):
+        write(700)
+    assert stored().rows == 700
+
+
 def test_decoding_goes_on_while_it_is_written(monkeypatch):
     go_on, begun = threading.Event(), threading.Event()
     real = Memory.update

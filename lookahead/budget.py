@@ -1,13 +1,16 @@
 """How many nodes a tree may have, from what a pass with that many rows costs here.
 
 The cost curve is data: seconds by rows, measured on the passes of the run itself, with the shape
-of a typical machine until then.
+that was measured in an earlier process until then, or that of a typical machine.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +33,12 @@ TYPICAL = {
 #: Weight of a new measurement; about the last twenty passes count.
 RATE = 0.1
 
+#: How many measurements the curve of an earlier process is worth at a number of rows.
+STORED_WEIGHT = 3.0
+
+#: Measurements behind this many say no more about how busy the machine is now.
+ENOUGH = 20.0
+
 
 @dataclass
 class CostCurve:
@@ -44,7 +53,8 @@ class CostCurve:
     kind: str = "other"
     _log_ratio: NDArray[np.float64] = field(init=False, repr=False)
     _weight: NDArray[np.float64] = field(init=False, repr=False)
-    _scale: float | None = field(default=None, init=False)
+    _stored: NDArray[np.float64] | None = field(default=None, init=False, repr=False)
+    _shape: NDArray[np.float64] | None = field(default=None, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -59,6 +69,80 @@ class CostCurve:
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._lock = threading.Lock()
+
+    @property
+    def measurements(self) -> int:
+        """Passes taken in by this object, those of an earlier process not counted."""
+        return int(self._weight.sum())
+
+    def state(self, stored: Mapping[str, NDArray[Any]] | None = None) -> dict[str, NDArray[Any]]:
+        """Return the curve as arrays: ``rows``, int64, and ``seconds``, float64, both [knots].
+
+        Parameters
+        ----------
+        stored : mapping of str to ndarray, optional
+            Another state to begin from in place of the one that this curve began with: what
+            was stored in the meantime. One that cannot be used is left out.
+        """
+        base = self._stored
+        if stored is not None:
+            with contextlib.suppress(ValueError):
+                base = self._ratios(stored)
+        with self._lock:
+            known = self._weight > 0
+            if base is not None:
+                known |= np.isfinite(base)
+            ratio = self._log_ratio if base is None else self._blended(_filled(base))
+            seconds = np.exp(ratio) * np.array(TYPICAL[self.kind])
+        return {"rows": np.array(KNOTS, dtype=np.int64)[known], "seconds": seconds[known]}
+
+    @classmethod
+    def from_state(cls, kind: str, state: Mapping[str, NDArray[Any]]) -> CostCurve:
+        """Make a curve that believes in the shape of a stored one until it measures its own.
+
+        How busy the machine is today is not how busy it was then: the first measurement already
+        moves the whole stored curve up or down, and a few more at one number of rows outweigh it.
+
+        Parameters
+        ----------
+        kind : str
+            Key of :data:`TYPICAL`.
+        state : mapping of str to ndarray
+            As :meth:`state` returned it, perhaps in an earlier release.
+
+        Raises
+        ------
+        ValueError
+            If it is no such state.
+        """
+        curve = cls(kind)
+        curve._stored = curve._ratios(state)
+        curve._shape = _filled(curve._stored)
+        return curve
+
+    def _ratios(self, state: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
+        """Return a state as log ratios to the typical curve, [knots], NaN where it has nothing."""
+        ratio = np.full(len(KNOTS), np.nan)
+        rows, seconds = state.get("rows"), state.get("seconds")
+        if rows is None or seconds is None or rows.ndim != 1 or rows.shape != seconds.shape:
+            raise ValueError("a cost curve has as many seconds as rows")
+        if not np.isfinite(seconds).all() or not (seconds > 0).all():
+            raise ValueError("seconds of a cost curve are positive")
+        for number, cost in zip(rows.tolist(), seconds.tolist(), strict=True):
+            if number in KNOTS:
+                ratio[KNOTS.index(number)] = np.log(cost / self._typical(number))
+        if not np.isfinite(ratio).any():
+            raise ValueError("a cost curve has seconds for some number of rows")
+        return ratio
+
+    def _blended(self, shape: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return log ratios by a stored shape and what was measured since, [knots]."""
+        weight = np.minimum(self._weight, ENOUGH)
+        total = weight.sum()
+        if total:
+            shape = shape + weight @ (self._log_ratio - shape) / total
+        blended: NDArray[np.float64] = STORED_WEIGHT * shape + self._weight * self._log_ratio
+        return blended / (STORED_WEIGHT + self._weight)
 
     def learn(self, rows: int, seconds: float) -> None:
         """Take in the time of one pass.
@@ -84,10 +168,13 @@ class CostCurve:
         never falls with more rows, since a dip would be noise.
         """
         with self._lock:
-            known = np.flatnonzero(self._weight)
-            if not len(known):
-                return None
-            ratio = np.interp(np.arange(len(KNOTS)), known, self._log_ratio[known])
+            if self._shape is not None:
+                ratio = self._blended(self._shape)
+            else:
+                known = np.flatnonzero(self._weight)
+                if not len(known):
+                    return None
+                ratio = np.interp(np.arange(len(KNOTS)), known, self._log_ratio[known])
         knots = np.array(KNOTS, dtype=np.float64)
         rows = np.arange(1, max_rows + 1)
         curve = np.interp(rows, knots, np.exp(ratio) * np.array(TYPICAL[self.kind]))
@@ -113,7 +200,15 @@ class CostCurve:
             "rows": list(KNOTS),
             "seconds": None if seconds is None else [float(seconds[r - 1]) for r in KNOTS],
             "measured": [int(w) for w in self._weight],
+            "stored": self._stored is not None,
         }
+
+
+def _filled(ratio: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Give knots without a value, NaN, that of their neighbours."""
+    known = np.flatnonzero(np.isfinite(ratio))
+    filled: NDArray[np.float64] = np.interp(np.arange(len(KNOTS)), known, ratio[known])
+    return filled
 
 
 class Budget:

@@ -41,6 +41,10 @@ class Config:
     recycle_prompt : int
         How many of the last prompt positions have their next-token candidates read out. More
         gives better first guesses and costs one row of the output layer each.
+    remember : bool or "calibrated"
+        Whether what is learnt about the model (cost curve, sums of the head; no text) is read
+        from the user's cache and saved there. ``"calibrated"`` reads what ``lookahead calibrate``
+        made and saves nothing, so that runs can be repeated.
     strict : bool
         Raise :class:`~lookahead.errors.UnsupportedError` where a run would otherwise be plain.
 
@@ -56,6 +60,7 @@ class Config:
     sources: tuple[str, ...] = SOURCES
     drafters: tuple[Any | Callable[[], Any], ...] = ()
     recycle_prompt: int = 512
+    remember: bool | Literal["calibrated"] = True
     strict: bool = False
 
     def __post_init__(self) -> None:
@@ -64,6 +69,10 @@ class Config:
         _check_int("max_nodes", self.max_nodes, 0, MAX_NODES)
         _check_int("max_depth", self.max_depth, 1, MAX_NODES)
         _check_int("recycle_prompt", self.recycle_prompt, 0, 2**20)
+        if not isinstance(self.remember, bool) and self.remember != "calibrated":
+            raise ConfigError(
+                f'remember must be True, False or "calibrated", not {self.remember!r}.'
+            )
         if not isinstance(self.strict, bool):
             raise ConfigError(f"strict must be True or False, not {self.strict!r}.")
         _check_sources(self.sources)

@@ -1,20 +1,23 @@
 """What a model object remembers between calls: how good guesses were, and what passes cost.
 
-Counts and times only; no text of a prompt or an answer outlives its call.
+Counts, times and sums only; no text of a prompt or an answer outlives its call.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
-from lookahead.budget import CostCurve
-from lookahead.drafters.sums import HeadSums
+from lookahead.learnt import Identity, Learnt, Remember
 from lookahead.stats import DecodeStats
 from ngram_pool import Calibration
 
 __all__ = ["Applied", "Session"]
+
+#: Sets of weights, such as those with one adapter or another, whose learning is kept at a time.
+MAX_LEARNT = 4
 
 
 class Applied(NamedTuple):
@@ -38,17 +41,56 @@ class Session:
         self.warned: set[str] = set()
         self.verdicts: dict[tuple[object, ...], str | None] = {}
         self.last: DecodeStats | None = None
+        self._learnt: dict[Hashable, Learnt] = {}  # used last comes last
+        self._at_end: dict[Hashable, weakref.finalize[..., Any]] = {}
         self.forget()
 
     def __reduce__(self) -> tuple[type[Session], tuple[()]]:
         return Session, ()
 
     def forget(self) -> None:
-        """Drop calibration and cost curves; the verdict of the self-test stays."""
+        """Drop what was learnt, unsaved; files and the verdict of the self-test stay."""
         with self.lock:
             self.calibration = Calibration()
-            self.head_sums = HeadSums()
-            self._curves: dict[tuple[object, ...], CostCurve] = {}
+            learnt, self._learnt = self._learnt, {}
+            at_end, self._at_end = self._at_end, {}
+        for finalizer in at_end.values():
+            finalizer.detach()
+        for one in learnt.values():
+            one.discard()
+
+    def learnt(
+        self, remember: Remember, weights: Hashable, identify: Callable[[], Identity]
+    ) -> Learnt:
+        """Return what was learnt with these weights.
+
+        What is gathered in calls with one value of ``remember`` is never mixed with that of
+        another: a call that must leave no trace leaves none through a later call either.
+
+        Parameters
+        ----------
+        remember : bool or "calibrated"
+            The setting of the call.
+        weights : hashable
+            Changes when another adapter is switched on, or the model is trained.
+        identify : callable
+            Returns the identity of the model with these weights.
+        """
+        key = (remember, weights)
+        with self.lock:
+            found = self._learnt.pop(key, None)
+            if found is None:
+                found = Learnt(remember, identify)
+                # At the end of this object's life or of the process, whichever comes first.
+                self._at_end[key] = weakref.finalize(self, found.close)
+            self._learnt[key] = found
+            old = list(self._learnt)[: max(0, len(self._learnt) - MAX_LEARNT)]
+            for k in old:
+                del self._learnt[k]
+            finalizers = [self._at_end.pop(k) for k in old]
+        for finalizer in finalizers:
+            finalizer()
+        return found
 
     def drop_replaced(self) -> None:
         """Forget wrappers that a later one has replaced for good.
@@ -59,13 +101,3 @@ class Session:
             in_place = [one for one in self.applied if one.handle() is None]
             for one in in_place[:-1]:
                 self.applied.remove(one)
-
-    def curve(self, key: tuple[object, ...], kind: str) -> CostCurve:
-        """Return the cost curve for one device, dtype, attention and thread count."""
-        with self.lock:
-            return self._curves.setdefault(key, CostCurve(kind))
-
-    def curves(self) -> dict[tuple[object, ...], CostCurve]:
-        """Return all cost curves measured so far."""
-        with self.lock:
-            return dict(self._curves)

@@ -22,6 +22,7 @@ import ngram_pool
 from lookahead.config import Config
 from lookahead.errors import ConfigError, LookaheadWarning, UnsupportedError
 from lookahead.hf.compat import check_version
+from lookahead.hf.fingerprint import identify
 from lookahead.hf.generate import (
     Extras,
     Prepared,
@@ -31,6 +32,7 @@ from lookahead.hf.generate import (
     prepare,
     with_stop_strings,
 )
+from lookahead.memory import Memory
 from lookahead.session import Applied, Session
 from lookahead.stats import DecodeStats
 
@@ -353,12 +355,28 @@ def last_stats(model: Any) -> DecodeStats | None:
     return None if session is None else session.last
 
 
-def forget(model: Any) -> None:
-    """Drop what the model's earlier calls taught: calibration and cost curve."""
+def forget(model: Any, *, stored: bool = False) -> None:
+    """Drop what the model's earlier calls taught: calibration, cost curve, sums of the head.
+
+    Parameters
+    ----------
+    model : PreTrainedModel or PeftModel
+        Stays accelerated.
+    stored : bool
+        Remove the model's files from the user's cache, too, those of ``lookahead calibrate``
+        included; else the next call begins with them, as a new process does.
+
+    Raises
+    ------
+    LookaheadError
+        If files cannot be removed; the message says why.
+    """
     _check_model(model)
     session = vars(model).get(SESSION)
     if session is not None:
         session.forget()
+    if stored:
+        Memory().clear(identify(model).fingerprint)
 
 
 def _decode(

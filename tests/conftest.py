@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +27,26 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _memory_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Keep the user's own memory out of all tests; models and kernels in the cache are used."""
+    root = tmp_path_factory.mktemp("memory")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lookahead.memory.default_folder", lambda: root / "shared")
+        yield root
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def memory_folder(_memory_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that would be the user's; each test has its own, made when it is written to."""
+    folder = _memory_root / str(next(_numbers))
+    monkeypatch.setattr("lookahead.memory.default_folder", lambda: folder)
+    return folder
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from lookahead.cli import bench, chat, generate, run
+from lookahead.cli import bench, calibrate, chat, generate, memory, run
 from lookahead.cli.console import print_error
 from lookahead.errors import ConfigError, LookaheadError, LookaheadWarning
 
@@ -30,6 +30,8 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("run", context_settings=run.CONTEXT_SETTINGS)(run.run)
 app.command("bench")(bench.bench)
+app.command("calibrate")(calibrate.calibrate)
+app.add_typer(memory.app, name="memory")
 
 
 def _print_version(is_asked: bool) -> None:

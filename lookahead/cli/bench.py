@@ -74,6 +74,7 @@ def bench(
     from lookahead.cli.benchmark.prompts import limit_rows, read_rows
 
     specs = arm_list.with_nodes(arm_list.parse_arms(arms), options.parse_nodes(nodes))
+    specs = arm_list.with_state(specs, state.value)
     arm_list.check_settings(specs)
     rows = limit_rows(read_rows(data), limit)
     for path in (json_path, plot_path):

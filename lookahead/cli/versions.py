@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-from pathlib import Path
 from typing import Any
 
 PACKAGES = ("lookahead-decoding", "torch", "transformers", "tokenizers", "numpy", "numba")
@@ -33,8 +32,10 @@ def machine(device: str) -> dict[str, Any]:
     """Describe the machine in the words that a table of figures needs."""
     import torch
 
+    from lookahead.machine import cpu_name
+
     described: dict[str, Any] = {
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -44,15 +45,6 @@ def machine(device: str) -> dict[str, Any]:
     if device.startswith("cuda") and torch.cuda.is_available():
         described["gpu"] = torch.cuda.get_device_name(torch.device(device))
     return described
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def _memory_bytes() -> int | None:

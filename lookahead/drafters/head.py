@@ -8,14 +8,13 @@ It is what a trained draft head does, with no training.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from lookahead.drafters.base import Candidates
 from lookahead.drafters.readout import ModelEnds, Readout
 from lookahead.drafters.regression import RunningRegression
+from lookahead.drafters.sums import HeadSums, head_inputs
 from lookahead.outcome import Outcome
 from lookahead.tree import ROOT, DraftTree
 
@@ -25,6 +24,7 @@ __all__ = ["LeastSquaresHead"]
 NUM_CANDIDATES = 16
 #: The model's own writing says more about what it will write than the prompt does.
 NOISE_OF_ANSWER = 0.5
+ROWS_TO_SUM = 32
 #: Tokens of the readout to begin with: vocabularies are in the order in which they were learnt,
 #: the most frequent ones first.
 FIRST_TOKENS = 2048
@@ -37,17 +37,19 @@ class LeastSquaresHead:
     ----------
     ends : ModelEnds
         Embedding and output layer of the target.
-    prior : Tensor, float32, [2 * width + 1, width], or None
-        Map fitted to other text of the model.
     readout : Readout
+    sums : HeadSums
+        Of other texts of the model; answers are added.
     """
 
     name = "head"
 
-    def __init__(self, ends: ModelEnds, prior: Tensor | None, readout: Readout) -> None:
+    def __init__(self, ends: ModelEnds, readout: Readout, sums: HeadSums) -> None:
         self._ends = ends
         self._readout = readout
-        self._regression = RunningRegression(prior)
+        self._sums = sums
+        self._regression = RunningRegression(sums.map())
+        self._unsummed: list[tuple[Tensor, Tensor]] = []
         self._last: Tensor | None = None  # [1, width], hidden state of the token before the root
         self._predicted: dict[tuple[int, ...], Tensor] = {}  # by path, of this step
 
@@ -83,8 +85,18 @@ class LeastSquaresHead:
         if self._last is not None:
             before = torch.cat([self._last, hidden[:-1]])
             tokens = outcome.tree.tokens[outcome.path].tolist()
-            self._regression.add(self._inputs(before, tokens), hidden, NOISE_OF_ANSWER)
+            inputs = self._inputs(before, tokens)
+            self._regression.add(inputs, hidden, NOISE_OF_ANSWER)
+            self._gather(inputs, hidden)
         self._last = hidden[-1:]
+
+    def _gather(self, inputs: Tensor, hidden: Tensor) -> None:
+        """Add to the sums of the model, many rows at a time: one row costs as much as thirty."""
+        self._unsummed.append((inputs, hidden))
+        if sum(len(rows) for rows, _ in self._unsummed) >= ROWS_TO_SUM:
+            parts, outputs = zip(*self._unsummed, strict=True)
+            self._sums.add(torch.cat(parts), torch.cat(outputs))
+            self._unsummed.clear()
 
     def _predict(self, paths: list[tuple[int, ...]], root: int) -> None:
         """Predict the hidden states at the ends of paths, level by level."""
@@ -101,10 +113,7 @@ class LeastSquaresHead:
             self._predicted.update(zip(level, states.split(1), strict=True))
 
     def _inputs(self, hidden: Tensor, tokens: list[int]) -> Tensor:
-        """Join unit vectors of hidden states and of the tokens that came next, [rows, 2 * width]."""
-        ids = torch.tensor(tokens, device=hidden.device)
-        embedded = self._ends.embed(ids).float()
-        return torch.cat([normalize(hidden, dim=-1), normalize(embedded, dim=-1)], dim=-1)
+        return head_inputs(self._ends, hidden, torch.tensor(tokens, device=hidden.device))
 
     @staticmethod
     def _path(tree: DraftTree, node: int) -> tuple[int, ...]:

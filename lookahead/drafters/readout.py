@@ -27,11 +27,15 @@ class ModelEnds(Protocol):
         """Size of what the output layer takes."""
 
     @property
+    def embedding_width(self) -> int:
+        """Size of an embedding."""
+
+    @property
     def vocab(self) -> int:
         """Number of tokens that may be drafted."""
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings of tokens, int64, [rows] -> float, [rows, any width]."""
+        """Return the embeddings of tokens, int64, [rows] -> float, [rows, embedding_width]."""
 
     def output_rows(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return rows of the output layer, float32, [tokens, width], and their bias, [tokens]."""

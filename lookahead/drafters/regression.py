@@ -83,7 +83,7 @@ class RunningRegression:
             self._factor[:n, :n], self._kernel(self._seen, inputs), upper=False
         )
         if expected is None:
-            return weights.T @ self._whitened[:n]
+            return torch.mm(weights.T, self._whitened[:n])
         return torch.addmm(expected, weights.T, self._whitened[:n])
 
     @property

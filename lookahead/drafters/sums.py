@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
-__all__ = ["HeadSums"]
+from lookahead.drafters.readout import ModelEnds
+
+__all__ = ["HeadSums", "head_inputs"]
 
 #: Ridge on inputs whose halves have unit length.
 RIDGE = 0.5
@@ -15,10 +19,31 @@ RIDGE = 0.5
 GROWTH = 1.3
 
 
+def head_inputs(ends: ModelEnds, hidden: Tensor, tokens: Tensor) -> Tensor:
+    """Join unit vectors of hidden states and of the tokens that came next.
+
+    Parameters
+    ----------
+    ends : ModelEnds
+    hidden : Tensor, float32, [rows, width]
+    tokens : Tensor, int64, [rows]
+
+    Returns
+    -------
+    Tensor, float32, [rows, 2 * width]
+    """
+    embedded = ends.embed(tokens).to(hidden.device, torch.float32)
+    return torch.cat([normalize(hidden, dim=-1), normalize(embedded, dim=-1)], dim=-1)
+
+
 class HeadSums:
     """Sums of products over pairs of inputs and outputs; no text can be read out of them.
 
     Shared by all calls on one model; thread-safe.
+
+    Parameters
+    ----------
+    ends : ModelEnds
 
     Attributes
     ----------
@@ -26,13 +51,19 @@ class HeadSums:
         Pairs seen.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ends: ModelEnds) -> None:
+        self._ends = ends
         self.rows = 0
         self._lock = threading.Lock()
         self._squares: Tensor | None = None  # [2 * width + 1, 2 * width + 1]
         self._products: Tensor | None = None  # [2 * width + 1, out]
         self._map: Tensor | None = None
         self._rows_of_map = 0
+
+    def add_text(self, tokens: Tensor, hidden: Tensor) -> None:
+        """Add a whole text: int64, [positions], and float, [positions, width]."""
+        hidden = hidden.float()
+        self.add(head_inputs(self._ends, hidden[:-1], tokens[1:]), hidden[1:])
 
     def add(self, inputs: Tensor, outputs: Tensor) -> None:
         """Add pairs, float32, [rows, 2 * width] and [rows, out]."""
@@ -59,8 +90,8 @@ class HeadSums:
                 self._rows_of_map = self.rows
             return self._map
 
-    def state(self) -> dict[str, Tensor]:
-        """Return the sums by name, to be stored."""
+    def state(self) -> Mapping[str, Tensor]:
+        """Return the sums by name; states of one model add up, array by array."""
         with self._lock:
             if self._squares is None or self._products is None:
                 return {}
@@ -70,9 +101,22 @@ class HeadSums:
                 "rows": torch.tensor(self.rows),
             }
 
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take over what :meth:`state` returned."""
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what :meth:`state` returned.
+
+        Raises
+        ------
+        ValueError
+            If the sums are of another model.
+        """
+        squares, products = state.get("squares"), state.get("products")
+        size = 1 + self._ends.embedding_width + self._ends.width
+        shapes = [None if a is None else tuple(a.shape) for a in (squares, products)]
+        if shapes != [(size, size), (size, self._ends.width)] or "rows" not in state:
+            raise ValueError(f"expected sums of {size} inputs, received shapes {shapes}")
+        assert squares is not None
+        assert products is not None
         with self._lock:
-            self._squares, self._products = state["squares"].clone(), state["products"].clone()
+            self._squares, self._products = squares.clone(), products.clone()
             self.rows = int(state["rows"])
             self._map, self._rows_of_map = None, 0

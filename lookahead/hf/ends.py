@@ -26,6 +26,7 @@ class HFEnds:
         self._output = model.get_output_embeddings()
         self.vocab = min(vocab_size(model), int(self._output.weight.shape[0]))
         self.width = int(self._output.weight.shape[1])
+        self.embedding_width = int(self._embedding.weight.shape[1])
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Return embeddings, int64, [rows] -> float, [rows, width of the embedding]."""

@@ -7,6 +7,7 @@ caller of :func:`decode` hands over in :class:`Extras`.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import time
 from collections.abc import Callable
@@ -21,21 +22,22 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerateDecoderOnlyOutput
 
 import ngram_pool
-from lookahead.budget import Budget
+from lookahead.budget import Budget, CostCurve
 from lookahead.choose import NodeChooser
 from lookahead.config import Config
-from lookahead.drafters import MergedDrafter, NodeDrafter
-from lookahead.drafters.head import FIRST_TOKENS, LeastSquaresHead
-from lookahead.drafters.readout import Readout
+from lookahead.drafters import MergedDrafter
 from lookahead.engine import Engine
 from lookahead.errors import UnsupportedError
 from lookahead.hf.cache import SlotCache
 from lookahead.hf.compat import cache_argument, vocab_size
-from lookahead.hf.ends import ends_of
+from lookahead.hf.drafting import node_drafters
+from lookahead.hf.fingerprint import identify, weights_key
 from lookahead.hf.masks import install
 from lookahead.hf.selftest import find_fault
 from lookahead.hf.support import reason_for_call, reason_for_model
 from lookahead.hf.target import HFTarget
+from lookahead.learnt import Learnt
+from lookahead.machine import machine_name
 from lookahead.sequence import Sequence, TokenBuffer
 from lookahead.session import Session
 from lookahead.stats import DecodeStats
@@ -142,10 +144,9 @@ def decode(
     contexts = _contexts(call)
     stats.rows = call.batch
     stats.prompt_tokens = sum(map(len, contexts))
-    sequences = [
-        _sequence(call, slot, context, config, session, stats, extras)
-        for slot, context in enumerate(contexts)
-    ]
+    learnt = session.learnt(
+        config.remember, weights_key(call.model), functools.partial(identify, call.model)
+    )
     target = HFTarget(
         call.model,
         call.input_ids,
@@ -155,13 +156,26 @@ def decode(
         cache,
         call.cache_name,
     )
-    curve = _curve(call.model, session)
+    sequences = []
+    for slot, context in enumerate(contexts):
+        drafter = MergedDrafter(
+            config,
+            ngram_pool.new_pool(calibration=session.calibration),
+            stats,
+            vocab_size(call.model),
+            node_drafters(call.model, config, learnt),
+        )
+        sequences.append(_sequence(call, slot, context, drafter, extras))
+    curve = _curve(call.model, learnt)
     ready = getattr(call.model, "_optimize_model_for_decode", nullcontext)
     with ready():
         Engine(target, Budget(config, curve), config, stats).run(sequences)
     if extras.streamer is not None:
         extras.streamer.end()
     stats.seconds = time.perf_counter() - start
+    learnt.save_if_due()
+    for note in learnt.notes():
+        stats.note(note)
     if stats.steps:
         stats.break_even = float(curve.relative(1 + round(stats.nodes_per_pass))[-1])
     return _result(call, sequences, cache, given, stats)
@@ -171,9 +185,7 @@ def _sequence(
     call: Prepared,
     slot: int,
     context: list[int],
-    config: Config,
-    session: Session,
-    stats: DecodeStats,
+    drafter: MergedDrafter,
     extras: Extras,
 ) -> Sequence:
     settings = call.generation_config
@@ -195,13 +207,7 @@ def _sequence(
         slot=slot,
         context=context,
         seen=TokenBuffer(call.input_ids[slot : slot + 1]),
-        drafter=MergedDrafter(
-            config,
-            ngram_pool.new_pool(calibration=session.calibration),
-            stats,
-            vocab_size(call.model),
-            _node_drafters(call.model, config, session),
-        ),
+        drafter=drafter,
         chooser=chooser,
         should_stop=should_stop,
         max_length=_max_length(call),
@@ -209,14 +215,6 @@ def _sequence(
         scores=scores,
         logits=logits,
     )
-
-
-def _node_drafters(model: Any, config: Config, session: Session) -> list[NodeDrafter]:
-    """Make the drafters that read hidden states, as far as the model lets them."""
-    ends = ends_of(model) if "head" in config.sources else None
-    if ends is None:
-        return []
-    return [LeastSquaresHead(ends, session.head_sums.map(), Readout(ends, range(FIRST_TOKENS)))]
 
 
 def _emitter(streamer: Any) -> Callable[[int], None] | None:
@@ -274,13 +272,19 @@ def _verdict(model: Any, session: Session) -> str | None:
     return session.verdicts[key]
 
 
-def _curve(model: Any, session: Session) -> Any:
+def _curve(model: Any, learnt: Learnt) -> CostCurve:
     device = model.device.type
     half = model.dtype in (torch.bfloat16, torch.float16)
     kind = ("cpu-16bit" if half else "cpu") if device == "cpu" else "other"
     text = model.config.get_text_config(decoder=True)
-    key = (str(model.device), str(model.dtype), text._attn_implementation, torch.get_num_threads())
-    return session.curve(key, kind)
+    key = (
+        machine_name(model.device),
+        str(model.device),
+        str(model.dtype),
+        text._attn_implementation,
+        f"{torch.get_num_threads()} threads",
+    )
+    return learnt.curve(key, kind)
 
 
 def _result(

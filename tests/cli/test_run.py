@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,14 @@ ENDS = ["sys.exit(7)", "raise ValueError('broken')", "raise KeyboardInterrupt"]
 
 
 def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory() as cache:  # what is learnt here is not for the user
+        return subprocess.run(
+            [sys.executable, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "XDG_CACHE_HOME": cache},
+        )
 
 
 @pytest.mark.parametrize("end", ENDS)

@@ -100,3 +100,90 @@ def test_a_budget_learns_into_the_shared_curve():
     curve = CostCurve()
     Budget(Config(), curve).learn(4, 0.25)
     assert curve.seconds(4)[3] == pytest.approx(0.25)
+
+
+def _measured(factor=1.0, knots=KNOTS, times=40):
+    curve = CostCurve("cpu")
+    for _ in range(times):
+        for rows in knots:
+            curve.learn(rows, factor * (0.002 + 0.001 * rows))
+    return curve
+
+
+def test_a_stored_curve_is_believed_until_something_is_measured():
+    curve = _measured()
+    twin = CostCurve.from_state("cpu", curve.state())
+    assert twin.measurements == 0
+    assert twin.seconds(64) == pytest.approx(curve.seconds(64))
+    assert twin.as_dict()["stored"]
+    assert not curve.as_dict()["stored"]
+    assert pickle.loads(pickle.dumps(twin)).seconds(64) == pytest.approx(curve.seconds(64))
+
+
+@pytest.mark.parametrize("rows", [1, 8, 16, 192])
+def test_a_machine_twice_as_busy_moves_the_whole_stored_curve_at_once(rows):
+    curve = CostCurve.from_state("cpu", _measured().state())
+    curve.learn(rows, 2 * (0.002 + 0.001 * rows))
+    # The shape stays: what is decided by it is as good as it was.
+    assert curve.relative(64) == pytest.approx(_measured().relative(64), rel=0.1)
+    assert curve.seconds(64)[0] == pytest.approx(2 * 0.003, rel=0.1)
+
+
+def test_a_wrong_stored_shape_is_corrected_by_a_few_measurements():
+    flat = {"rows": np.array(KNOTS), "seconds": np.full(len(KNOTS), 0.01)}
+    curve = CostCurve.from_state("cpu", flat)
+    for _ in range(20):
+        for rows in (1, 16):
+            curve.learn(rows, 0.002 + 0.001 * rows)
+    assert curve.relative(16)[15] == pytest.approx(6.0, rel=0.3)
+
+
+def test_measured_knots_alone_decide_without_a_stored_curve():
+    curve = _measured(knots=(1, 8))
+    state = curve.state()
+    assert state["rows"].tolist() == [1, 8]
+    assert state["seconds"] == pytest.approx([0.003, 0.010], rel=0.01)
+    assert len(CostCurve().state()["rows"]) == 0
+
+
+def test_a_state_can_be_joined_with_one_that_was_stored_in_the_meantime():
+    joined = _measured(knots=(1, 2)).state(_measured(3.0, knots=(1, 16)).state())
+    assert joined["rows"].tolist() == [1, 2, 16]
+    # Three times as slow as here, so a third of it is what it would cost here.
+    assert joined["seconds"][2] == pytest.approx(0.018, rel=0.3)
+    unusable = {"rows": np.array([1]), "seconds": np.array([-1.0])}
+    assert _measured(knots=(1, 2)).state(unusable)["rows"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        {"rows": np.array([1, 2])},
+        {"rows": np.array([1, 2]), "seconds": np.array([1.0])},
+        {"rows": np.array(1), "seconds": np.array(1.0)},
+        {"rows": np.array([1]), "seconds": np.array([0.0])},
+        {"rows": np.array([1]), "seconds": np.array([np.nan])},
+        {"rows": np.array([1]), "seconds": np.array([np.inf])},
+        {"rows": np.array([5]), "seconds": np.array([1.0])},
+        {"rows": np.array([], dtype=int), "seconds": np.array([])},
+    ],
+)
+def test_what_is_no_curve_is_refused(state):
+    with pytest.raises(ValueError, match="cost curve"):
+        CostCurve.from_state("cpu", state)
+
+
+def test_rows_that_this_release_does_not_keep_are_left_out():
+    state = {"rows": np.array([1, 5, 8]), "seconds": np.array([0.1, 0.2, 0.3])}
+    assert CostCurve.from_state("cpu", state).state()["rows"].tolist() == [1, 8]
+
+
+@given(st.lists(st.tuples(st.integers(1, 257), st.floats(1e-6, 1e3)), min_size=1, max_size=30))
+def test_a_stored_curve_never_falls_with_more_rows_either(measurements):
+    curve = CostCurve.from_state("cpu", _measured(times=1).state())
+    for rows, seconds in measurements:
+        curve.learn(rows, seconds)
+    found = curve.seconds(257)
+    assert np.isfinite(found).all()
+    assert (np.diff(found) >= 0).all()

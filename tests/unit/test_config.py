@@ -71,3 +71,14 @@ def test_an_object_with_something_that_is_no_method_is_refused():
 
     with pytest.raises(ConfigError, match="draft"):
         Config(drafters=(Odd(),))
+
+
+@pytest.mark.parametrize("value", [True, False, "calibrated"])
+def test_remembering_is_on_off_or_what_was_calibrated(value):
+    assert Config(remember=value).remember == value
+
+
+@pytest.mark.parametrize("value", ["all", 1, None, ""])
+def test_other_ways_to_remember_are_refused(value):
+    with pytest.raises(ConfigError, match="remember must be"):
+        Config(remember=value)

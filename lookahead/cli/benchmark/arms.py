@@ -126,7 +126,7 @@ class LookaheadArm(Arm):
         lookahead.accelerate(self.model, **spec.settings)
 
     def forget(self) -> None:
-        """Drop calibration and cost curve."""
+        """Drop calibration, cost curve and sums."""
         import lookahead
 
         lookahead.forget(self.model)
@@ -164,6 +164,21 @@ def with_nodes(specs: list[ArmSpec], nodes: Any) -> list[ArmSpec]:
     """Give a draft budget to those of our arms that do not name one."""
     return [
         dataclasses.replace(spec, settings={"nodes": nodes, **spec.settings})
+        if spec.kind == "lookahead"
+        else spec
+        for spec in specs
+    ]
+
+
+def with_state(specs: list[ArmSpec], state: str) -> list[ArmSpec]:
+    """Say what our arms may know at the start, where they do not say it themselves.
+
+    Cold knows nothing. Else what ``lookahead calibrate`` made is known, and never what processes
+    gathered, since they may have seen the very prompts. A benchmark saves nothing.
+    """
+    remember = False if state == "cold" else "calibrated"
+    return [
+        dataclasses.replace(spec, settings={"remember": remember, **spec.settings})
         if spec.kind == "lookahead"
         else spec
         for spec in specs

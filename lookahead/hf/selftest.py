@@ -21,15 +21,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
+from lookahead.errors import UnsupportedError
 from lookahead.hf.cache import SlotCache
 from lookahead.hf.compat import cache_argument, vocab_size
 from lookahead.hf.early import Corner
 from lookahead.hf.masks import Visibility
 from lookahead.hf.split import LayerSplit
 from lookahead.hf.target import HFTarget
+from lookahead.session import Session
 from lookahead.tree import DraftTree
 
-__all__ = ["find_exit_fault", "find_fault"]
+__all__ = ["exit_verdict", "find_exit_fault", "find_fault"]
 
 #: Largest difference of logits, relative to their spread, that is rounding in 32 bits.
 EXACT = 1e-3
@@ -92,12 +94,24 @@ def find_exit_fault(model: Any, split: LayerSplit, exit_layer: int) -> str | Non
     with torch.no_grad():
         try:
             found = _tree_pass(model, prompt, root, (a, b, c), d, _Peeks(split, exit_layer))
-        except Exception as error:  # noqa: BLE001 - a model may fail in any way; it is not peeked at
-            return f"a pass over {exit_layer} layers raised {type(error).__name__}: {_first_line(error)}"
+        except UnsupportedError as error:
+            return str(error)
+        except Exception as error:  # noqa: BLE001 - a model may fail in any way; it has no exit
+            what = f"{type(error).__name__}: {_first_line(error)}"
+            return f"a pass over {exit_layer} layers raised {what}"
         right = _tree_pass(model, prompt, root, (a, b, c), d)
         confused = _plain(model, [*prompt, root, a, c])[-1]
     what = f"a pass over {exit_layer} layers and one over the rest"
     return _difference(model, what, torch.cat(found), torch.cat(right), confused)
+
+
+def exit_verdict(model: Any, session: Session, split: LayerSplit, exit_layer: int) -> str | None:
+    """Return what :func:`find_exit_fault` finds, asked once per layer, attention and dtype."""
+    text = model.config.get_text_config(decoder=True)
+    key = ("exit", exit_layer, text._attn_implementation, model.dtype, str(model.device))
+    if key not in session.verdicts:
+        session.verdicts[key] = find_exit_fault(model, split, exit_layer)
+    return session.verdicts[key]
 
 
 def _difference(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
@@ -44,6 +44,8 @@ class HFTarget:
         The name under which forward takes the cache.
     split : LayerSplit or None
         The model's layers, for :meth:`peek` and :meth:`watch`.
+    exit_fault : callable or None
+        Asked with an exit layer before it is used; see :func:`~lookahead.hf.selftest.exit_verdict`.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class HFTarget:
         cache: SlotCache,
         cache_name: str,
         split: LayerSplit | None = None,
+        exit_fault: Callable[[int], str | None] | None = None,
     ) -> None:
         self._model = model
         self._input_ids = input_ids
@@ -69,6 +72,7 @@ class HFTarget:
         self._first_position: list[int] = []
         self._prompt_slots = 0
         self._split = split
+        self._exit_fault = exit_fault
         self._watched: tuple[int, ...] = ()
         self._left: dict[tuple[int, int], Tensor] = {}  # by slot and layer, of the last pass
         self._prompt_left: dict[int, Tensor] = {}  # [batch, positions, width], by layer
@@ -142,19 +146,21 @@ class HFTarget:
     def watch(self, layers: Iterable[int]) -> None:
         """Keep what leaves these layers, from the next pass or prefill on.
 
-        Layers are counted from 1; without a split that can be used none is watched.
+        Layers are counted from 1. None is watched where early exit is impossible anyway.
         """
-        usable = self._split is not None and self._split.reason is None
+        alone = len(self._contexts) == 1
+        usable = alone and self._split is not None and self._split.reason is None
         self._watched = tuple(sorted(set(layers))) if usable else ()
 
-    @property
-    def peek_reason(self) -> str | None:
-        """Why :meth:`peek` will refuse, as half a sentence, or None."""
+    def peek_reason(self, exit_layer: int) -> str | None:
+        """Say why :meth:`peek` will refuse, as half a sentence, or return None."""
         if self._split is None:
             return "the target was not given its layers"
         if len(self._contexts) > 1:
             return "early exit in a batch is not supported yet"
-        return self._split.reason
+        if self._split.reason is not None or self._exit_fault is None:
+            return self._split.reason
+        return self._exit_fault(exit_layer)
 
     def peek(
         self,
@@ -187,10 +193,10 @@ class HFTarget:
         Raises
         ------
         UnsupportedError
-            If the model cannot be taken apart, or in a batch.
+            If the model cannot be taken apart there, or in a batch.
         """
-        if self.peek_reason is not None:
-            raise UnsupportedError(self.peek_reason)
+        if (reason := self.peek_reason(exit_layer)) is not None:
+            raise UnsupportedError(reason)
         early = EarlyRows(exit_layer) if self._early is None else self._early
         if early.exit_layer != exit_layer:
             raise ValueError(f"layers up to {early.exit_layer} were run already in this step.")

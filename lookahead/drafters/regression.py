@@ -1,0 +1,150 @@
+"""Kernel ridge regression that learns row by row: the closed form behind the head and the lens.
+
+A linear map known beforehand gives a first guess; what it leaves over on the rows seen so far is
+interpolated. Every new row counts at once: the Cholesky factor grows by a row, nothing is solved
+anew.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["RunningRegression"]
+
+#: Weight of the linear kernel x.x', and of the Gaussian one, relative to a noise of 1, for vectors
+#: scaled to length 24 as in docs/log.md.
+LINEAR = 0.01 * 24**2
+GAUSSIAN = 10.0
+#: Of exp(-g |u - v|^2) on vectors of unit length, one term for each half of the input.
+NARROWNESS = 0.5
+
+
+class RunningRegression:
+    """Predicts y from two unit vectors u = (a, b), given all pairs seen so far.
+
+    The prediction is ``prior(u) + k(u, U) (K + N)^-1 (Y - prior(U))`` with the kernel
+    ``k = linear * (1 + a.a' + b.b') + gaussian * exp(-g (|a - a'|^2 + |b - b'|^2))``.
+
+    Parameters
+    ----------
+    prior : Tensor, float32, [2 * width + 1, out], or None
+        Linear map on (a, b, 1) fitted to other text; None for zero.
+    max_rows : int
+        Rows remembered; when they are full, the older half goes.
+
+    Notes
+    -----
+    Source: Rasmussen and Williams 2006, sections 2.2 and 2.7 (a Gaussian process with an explicit
+    mean); the factor is extended as in Golub and Van Loan, section 4.2.
+    """
+
+    def __init__(self, prior: Tensor | None = None, max_rows: int = 1024) -> None:
+        self.prior = prior
+        self.max_rows = max_rows
+        self.num_rows = 0
+        self._inputs: Tensor | None = None  # [max_rows, 2 * width], both halves of unit length
+        self._outputs: Tensor | None = None  # [max_rows, out], what the prior leaves over
+        self._noise: Tensor | None = None  # [max_rows]
+        self._factor: Tensor | None = None  # [max_rows, max_rows], lower triangular
+        self._whitened: Tensor | None = None  # [max_rows, out], factor^-1 outputs
+
+    def add(self, inputs: Tensor, outputs: Tensor, noise: float = 1.0) -> None:
+        """Learn rows.
+
+        Parameters
+        ----------
+        inputs : Tensor, float32, [rows, 2 * width]
+            Halves of unit length.
+        outputs : Tensor, float32, [rows, out]
+        noise : float
+            Less counts more.
+        """
+        inputs, outputs = inputs[-self.max_rows :], outputs[-self.max_rows :]
+        if not len(inputs):
+            return
+        if self._inputs is None:
+            self._allocate(inputs, outputs)
+        if self.num_rows + len(inputs) > self.max_rows:
+            self._forget(len(inputs))
+        residual = outputs if self.prior is None else outputs - self._prior(inputs)
+        self._append(inputs, residual, torch.full_like(inputs[:, 0], noise))
+
+    def predict(self, inputs: Tensor) -> Tensor:
+        """Return what is expected for inputs, float32, [rows, 2 * width] -> [rows, out]."""
+        expected = None if self.prior is None else self._prior(inputs)
+        if not self.num_rows:
+            assert expected is not None
+            return expected
+        assert self._factor is not None
+        assert self._whitened is not None
+        n = self.num_rows
+        weights = torch.linalg.solve_triangular(
+            self._factor[:n, :n], self._kernel(self._seen, inputs), upper=False
+        )
+        if expected is None:
+            found: Tensor = weights.T @ self._whitened[:n]
+            return found
+        return torch.addmm(expected, weights.T, self._whitened[:n])
+
+    @property
+    def _seen(self) -> Tensor:
+        assert self._inputs is not None
+        return self._inputs[: self.num_rows]
+
+    def _prior(self, inputs: Tensor) -> Tensor:
+        assert self.prior is not None
+        return torch.addmm(self.prior[-1], inputs, self.prior[:-1])
+
+    def _kernel(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return k between rows, [left, right]."""
+        cosines = left @ right.T  # both halves together: 2 where the inputs are the same
+        return (
+            torch.exp((2 * NARROWNESS) * (cosines - 2))
+            .mul_(GAUSSIAN)
+            .add_(cosines + 1 / 24**2, alpha=LINEAR)
+        )
+
+    def _allocate(self, inputs: Tensor, outputs: Tensor) -> None:
+        rows = self.max_rows
+        self._inputs = inputs.new_zeros((rows, inputs.shape[1]))
+        self._outputs = outputs.new_zeros((rows, outputs.shape[1]))
+        self._whitened = outputs.new_zeros((rows, outputs.shape[1]))
+        self._factor = inputs.new_zeros((rows, rows))
+        self._noise = inputs.new_zeros(rows)
+
+    def _append(self, inputs: Tensor, residual: Tensor, noise: Tensor) -> None:
+        assert self._inputs is not None
+        assert self._outputs is not None
+        assert self._noise is not None
+        assert self._factor is not None
+        assert self._whitened is not None
+        old, new = slice(0, self.num_rows), slice(self.num_rows, self.num_rows + len(inputs))
+        own = self._kernel(inputs, inputs) + torch.diag(noise)
+        if self.num_rows:
+            cross = torch.linalg.solve_triangular(
+                self._factor[old, old], self._kernel(self._seen, inputs), upper=False
+            )
+            own -= cross.T @ cross
+            self._factor[new, old] = cross.T
+            residual_left = residual - cross.T @ self._whitened[old]
+        else:
+            residual_left = residual
+        corner = torch.linalg.cholesky(own)
+        self._factor[new, new] = corner
+        self._whitened[new] = torch.linalg.solve_triangular(corner, residual_left, upper=False)
+        self._inputs[new], self._outputs[new], self._noise[new] = inputs, residual, noise
+        self.num_rows += len(inputs)
+
+    def _forget(self, coming: int) -> None:
+        """Keep the newest rows that leave room, and factorise anew."""
+        assert self._inputs is not None
+        assert self._outputs is not None
+        assert self._noise is not None
+        kept = min(self.max_rows // 2, self.max_rows - coming)
+        rows = slice(self.num_rows - kept, self.num_rows)
+        inputs, outputs = self._inputs[rows].clone(), self._outputs[rows].clone()
+        noise = self._noise[rows].clone()
+        self.num_rows = 0
+        if kept:
+            self._append(inputs, outputs, noise)

@@ -124,7 +124,7 @@ class EarlyExitDrafter:
         reached = tree.probabilities[nodes]
         worth = np.flatnonzero(reached >= LEAST_REACHED)
         # One look takes in all of them: a row more costs little next to reading the weights.
-        if reached[worth].sum() * self._chooser.value(layer) < self._chooser.cost(layer):
+        if not len(worth) or not self._chooser.is_worth(layer, float(reached[worth].sum())):
             return None
         start = time.perf_counter()
         chosen = [nodes[i] for i in worth]

@@ -35,7 +35,7 @@ class ExitChooser:
     candidates : sequence of int or None
         Exit layers to choose from; None for some from a twelfth to two thirds of the layers.
     never_off : bool
-        Choose the best of the candidates even where it does not pay: for measurements.
+        Choose the best of the candidates, and look, even where it does not pay: for measurements.
 
     Raises
     ------
@@ -80,6 +80,10 @@ class ExitChooser:
         """
         gain = self._gain[layer]
         return gain.value if gain.asked >= FEWEST_CASES else self.agreement(layer)
+
+    def is_worth(self, layer: int, reached: float) -> bool:
+        """Say whether a look pays at nodes of which so many are reached, on average."""
+        return self._never_off or reached * self.value(layer) > self.cost(layer)
 
     def learn_agreement(self, layer: int, right: int, asked: int) -> None:
         """Take in how often the lens of a layer named the target's own token first."""

@@ -18,7 +18,7 @@ def _told(agreements, num_layers=12, **settings):
 @pytest.mark.parametrize("layer", [0, 12, 13, -1, True, "4", 2.0, None])
 def test_a_layer_out_of_range_is_refused_with_the_range(layer):
     """P3: early exit drafts only, and the message says so."""
-    with pytest.raises(ConfigError, match="the answer is always that of all 12.*from 1 to 11"):
+    with pytest.raises(ConfigError, match=r"the answer is always that of all 12.*from 1 to 11"):
         check_exit_layer(layer, 12)
     with pytest.raises(ConfigError):
         ExitChooser(12, (layer,))

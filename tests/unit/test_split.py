@@ -268,9 +268,13 @@ def test_whatever_is_raised_in_a_pass_leaves_nothing_on_the_model(error, where):
         raise error("stop here")
 
     hook = model.model.layers[where].mlp.register_forward_pre_hook(fail)
-    with torch.no_grad(), pytest.raises(error, match="stop here"):
+
+    def step():
         target.peek(0, TREE, [1], 2)
         target.verify([0], [TREE])
+
+    with torch.no_grad(), pytest.raises(error, match="stop here"):
+        step()
     hook.remove()
     for name, module in model.named_modules():
         assert vars(module).keys() == before[name].keys()

@@ -33,8 +33,6 @@ NUM_CANDIDATES = 8
 LENS_ROWS, NOISE_OF_PROMPT, NOISE_OF_ANSWER = 1024, 0.3, 0.15
 #: Rows with which a lens can be read, and rows that are learnt at a time.
 FEWEST_ROWS, ROWS_AT_A_TIME = 32, 16
-#: Lenses kept by a sequence: the one in use, and one that is tried out.
-NUM_LENSES = 2
 #: Of the rows learnt, one in so many asks whether the lens was right, once this is well known.
 EVERY = 4
 #: Nodes that are less probable are not looked at.
@@ -93,10 +91,9 @@ class EarlyExitDrafter:
         self.seconds, self.looks = 0.0, 0
         #: Layers of the looks; 0 for none.
         self.exit_layer = 0
-        used = chooser.choose()
-        layers = [used] if used else []
-        layers += [n for n in chooser.least_known() if n != used]
-        self._lenses = {layer: _Lens() for layer in layers[:NUM_LENSES]}
+        # Two lenses at most: the one in use, and one that is tried out.
+        layers = {chooser.choose(), chooser.to_try()} - {0}
+        self._lenses = {layer: _Lens() for layer in sorted(layers)}
         self._asked: dict[tuple[int, ...], set[int]] = {}  # new tokens by path, in this step
         target.watch(self._lenses)
 
@@ -177,7 +174,7 @@ class EarlyExitDrafter:
                 asked += 1
                 won += token in new
         self._asked.clear()
-        if asked:
+        if asked and self.exit_layer:
             self._chooser.learn_gain(self.exit_layer, won, asked)
 
 

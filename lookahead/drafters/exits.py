@@ -12,6 +12,8 @@ __all__ = ["ExitChooser", "check_exit_layer", "default_exit_layers"]
 PRIOR_RIGHT, PRIOR_ASKED = 2.0, 8.0
 #: Fewer cases than this say nothing.
 FEWEST_CASES = 16
+#: With so many a layer is known, and is tried again by one sequence in so many only.
+ENOUGH_CASES, TRY_AGAIN = 64, 16
 #: Older cases fade: the text of today counts.
 MEMORY = 512.0
 #: Longest chain of looks in one step.
@@ -50,6 +52,8 @@ class ExitChooser:
         for layer in layers:
             check_exit_layer(layer, num_layers)
         self._never_off = never_off
+        self._sequences = 0
+        self._dropped: set[int] = set()
         self._agreement = {layer: _Share() for layer in sorted(set(layers))}
         self._gain = {layer: _Share() for layer in self._agreement}
         self._cost = {layer: layer / num_layers for layer in self._agreement}
@@ -57,12 +61,11 @@ class ExitChooser:
     @property
     def layers(self) -> tuple[int, ...]:
         """Exit layers that may be chosen, ascending."""
-        return tuple(self._agreement)
+        return tuple(layer for layer in self._agreement if layer not in self._dropped)
 
     def drop(self, layer: int) -> None:
         """Never choose this layer again."""
-        for known in (self._agreement, self._gain, self._cost):
-            known.pop(layer, None)
+        self._dropped.add(layer)
 
     def agreement(self, layer: int) -> float:
         """Return how often the target's own token comes first behind the lens of a layer."""
@@ -87,22 +90,26 @@ class ExitChooser:
 
     def learn_agreement(self, layer: int, right: int, asked: int) -> None:
         """Take in how often the lens of a layer named the target's own token first."""
-        if layer in self._agreement:
-            self._agreement[layer].add(right, asked)
+        self._agreement[layer].add(right, asked)
 
     def learn_gain(self, layer: int, won: int, asked: int) -> None:
         """Take in how many looks at nodes which were reached won a token."""
-        if layer in self._gain:
-            self._gain[layer].add(won, asked)
+        self._gain[layer].add(won, asked)
 
     def learn_cost(self, layer: int, relative: float) -> None:
         """Take in the measured time of a look, in passes of one row."""
-        if layer in self._cost:
-            self._cost[layer] += 0.1 * (relative - self._cost[layer])
+        self._cost[layer] += 0.1 * (relative - self._cost[layer])
 
-    def least_known(self) -> list[int]:
-        """Return the layers, those whose lens was asked least first."""
-        return sorted(self.layers, key=lambda layer: (self._agreement[layer].asked, layer))
+    def to_try(self) -> int:
+        """Return the layer that a new sequence should try out, or 0 for none.
+
+        The one that was asked least, until all are known; then only now and then, for it costs.
+        """
+        self._sequences += 1
+        layer = min(self.layers, key=lambda n: (self._agreement[n].asked, n), default=0)
+        if not layer or self._agreement[layer].asked < ENOUGH_CASES:
+            return layer
+        return 0 if self._sequences % TRY_AGAIN else layer
 
     def choose(self, tokens: float = 1.0) -> int:
         """Return the exit layer for the next step, or 0 for none.

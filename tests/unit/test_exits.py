@@ -80,10 +80,17 @@ def test_it_can_be_kept_from_choosing_none():
     assert _told({6: 0.0}, never_off=True).choose() == 6
 
 
-def test_the_least_known_layer_is_tried_next():
+def test_the_least_known_layer_is_tried_next_and_known_ones_now_and_then():
     chooser = ExitChooser(12, (1, 2, 4))
     chooser.learn_agreement(1, 3, 20)
-    assert chooser.least_known() == [2, 4, 1]
+    assert chooser.to_try() == 2
+    for layer in (1, 2, 4):
+        chooser.learn_agreement(layer, 10, 100)
+    tried = [chooser.to_try() for _ in range(64)]
+    assert [layer for layer in tried if layer] == [2] * 4
+    for layer in (1, 2, 4):
+        chooser.drop(layer)
+    assert chooser.to_try() == 0
 
 
 def test_the_newest_cases_count_most():

@@ -247,6 +247,16 @@ def test_layers_that_return_tuples_are_taken_apart():
     torch.testing.assert_close(found, right)
 
 
+def test_a_layer_that_was_found_at_fault_is_not_looked_through():
+    model = make_family("llama")
+    target, _ = make_target(model, LayerSplit(model))
+    target._exit_fault = lambda layer: "it is cursed" if layer == 2 else None
+    with pytest.raises(UnsupportedError, match="cursed"):
+        target.peek(0, TREE, [0], 2)
+    with torch.no_grad():
+        assert target.peek(0, TREE, [0], 3).shape == (1, 64)
+
+
 def test_a_batch_is_refused_with_a_reason():
     model = make_family("llama")
     target, _ = make_target(model, LayerSplit(model))

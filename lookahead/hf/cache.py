@@ -6,8 +6,9 @@ Rows of a pass are written behind those of their sequence and count only once th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,11 +23,18 @@ from transformers.cache_utils import (
 from lookahead.errors import UnsupportedError
 from lookahead.hf.compat import count_or_length
 
-__all__ = ["SlotCache"]
+__all__ = ["EarlyPath", "SlotCache"]
 
 
 #: Slots that a buffer has beyond what was asked for.
 HEADROOM = 256
+
+
+class EarlyPath(NamedTuple):
+    """Where the first layers hold the rows of a path, when they were run before the others."""
+
+    num_layers: int
+    rows: Sequence[int]
 
 
 class _Lengths:
@@ -36,6 +44,7 @@ class _Lengths:
         self.rows = [0] * batch
         self.limit = limit
         self.verifying = False
+        self.behind = 0  # rows of this step that the layers of the pass have already
 
     @property
     def longest(self) -> int:
@@ -107,10 +116,11 @@ class SlotLayer(CacheLayerMixin):
             self._write(slice(None), self.filled, key_states, value_states)
             self.filled = end
         elif len(set(self._lengths.rows)) == 1:
-            self._write(slice(None), self._lengths.rows[0], key_states, value_states)
+            self._write(slice(None), end - num_rows, key_states, value_states)
         else:
             for row, length in enumerate(self._lengths.rows):
-                self._write(slice(row, row + 1), length, key_states[row], value_states[row])
+                place = length + self._lengths.behind
+                self._write(slice(row, row + 1), place, key_states[row], value_states[row])
         held = end - self.start
         return self.keys[:, :, :held], self.values[:, :, :held]
 
@@ -120,8 +130,10 @@ class SlotLayer(CacheLayerMixin):
         return end - self.start, self.start
 
     def get_seq_length(self, *_: Any) -> int:
-        """Return the rows of the longest sequence."""
-        return self._lengths.longest if self._lengths.verifying else self.filled
+        """Return the rows of the longest sequence, and of the step what is there already."""
+        if not self._lengths.verifying:
+            return self.filled
+        return self._lengths.longest + self._lengths.behind
 
     def get_max_length(self) -> int:
         """Return -1, the library's word for a cache without a bound."""
@@ -249,7 +261,19 @@ class SlotCache(Cache):
         """Leave ``gap`` slots of every sequence unused; what follows is written behind them."""
         self._lengths.rows = [length + gap for length in self._lengths.rows]
 
-    def keep(self, slot: int, path: Sequence[int]) -> None:
+    @contextmanager
+    def behind(self, num_rows: int) -> Iterator[None]:
+        """Have the passes of the block write behind so many rows of the same step.
+
+        The layers that such a pass runs hold these rows already; the others must not be run.
+        """
+        self._lengths.behind = num_rows
+        try:
+            yield
+        finally:
+            self._lengths.behind = 0
+
+    def keep(self, slot: int, path: Sequence[int], early: EarlyPath | None = None) -> None:
         """Keep these rows of the last pass for one sequence, in this order; drop the others.
 
         Parameters
@@ -258,13 +282,14 @@ class SlotCache(Cache):
             The sequence.
         path : sequence of int
             Rows of the pass, ascending, the root's (0) first.
+        early : EarlyPath or None
+            The same rows in the layers that were run before the others, in another order.
         """
         base = self.lengths[slot]
-        first = next((i for i, row in enumerate(path) if row != i), None)
-        if first is not None:
-            source = torch.tensor([row - first for row in path[first:]])
-            for layer in self.layers:
-                layer.keep(slot, base + first, source.to(getattr(layer, "device", "cpu")))
+        cut = 0 if early is None else early.num_layers
+        if early is not None:
+            _move(self.layers[:cut], slot, base, early.rows)
+        _move(self.layers[cut:], slot, base, path)
         self._lengths.rows[slot] = base + len(path)
         for layer in self.layers:
             layer.trim()
@@ -297,6 +322,16 @@ class SlotCache(Cache):
             mine.keys = mine.values = None
             mine.is_initialized = False
         return given
+
+
+def _move(layers: Sequence[SlotLayer], slot: int, base: int, rows: Sequence[int]) -> None:
+    """Move rows of a step to the front of it, in this order."""
+    first = next((i for i, row in enumerate(rows) if row != i), None)
+    if first is None:
+        return
+    source = torch.tensor([row - first for row in rows[first:]])
+    for layer in layers:
+        layer.keep(slot, base + first, source.to(getattr(layer, "device", "cpu")))
 
 
 def _check(given: Cache) -> list[CacheLayerMixin]:

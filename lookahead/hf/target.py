@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from numpy.typing import NDArray
+from torch import Tensor
 
-from lookahead.hf.cache import SlotCache
+from lookahead.errors import UnsupportedError
+from lookahead.hf.cache import EarlyPath, SlotCache
+from lookahead.hf.early import Corner, EarlyRows
 from lookahead.hf.masks import Visibility, tree_attention
+from lookahead.hf.observe import last_hidden_state, output_input
+from lookahead.hf.split import LayerSplit
 from lookahead.outcome import PassRows, PromptRows
 from lookahead.tree import DraftTree
 
@@ -38,6 +42,10 @@ class HFTarget:
     cache : SlotCache
     cache_name : str
         The name under which forward takes the cache.
+    split : LayerSplit or None
+        The model's layers, for :meth:`peek` and :meth:`watch`.
+    exit_fault : callable or None
+        Asked with an exit layer before it is used; see :func:`~lookahead.hf.selftest.exit_verdict`.
     """
 
     def __init__(
@@ -49,6 +57,8 @@ class HFTarget:
         model_kwargs: dict[str, Any],
         cache: SlotCache,
         cache_name: str,
+        split: LayerSplit | None = None,
+        exit_fault: Callable[[int], str | None] | None = None,
     ) -> None:
         self._model = model
         self._input_ids = input_ids
@@ -61,17 +71,25 @@ class HFTarget:
         self._live_prompt: Tensor | None = None  # bool, [batch, slots]: False where padding is
         self._first_position: list[int] = []
         self._prompt_slots = 0
+        self._split = split
+        self._exit_fault = exit_fault
+        self._watched: tuple[int, ...] = ()
+        self._left: dict[tuple[int, int], Tensor] = {}  # by slot and layer, of the last pass
+        self._prompt_left: dict[int, Tensor] = {}  # [batch, positions, width], by layer
+        self._early: EarlyRows | None = None  # what was peeked at in this step
+        self._early_rows: list[int] = []  # the row there of each node of the tree
 
     def prefill(self) -> Tensor:
         """Run the prompts; return the logits after each, float, [batch, vocab]."""
         attention_mask = self._kwargs.get("attention_mask")
-        with _last_hidden_state(self._model) as seen:
+        with last_hidden_state(self._model) as seen, self._watching() as left:
             outputs = self._model._prefill(
                 self._input_ids, self._generation_config, self._kwargs, is_first_iteration=True
             )
         self._cache.prompt_read()
         self._prompt_slots = self._cache.lengths[0]
         self._hidden = seen.matching_hidden()
+        self._prompt_left = left
         if attention_mask is not None:
             self._live_prompt = attention_mask.to(torch.bool)
         positions = self._kwargs["position_ids"][..., -1]
@@ -110,43 +128,188 @@ class HFTarget:
         fed = min(self._hidden.shape[1], len(self._contexts[slot]))
         return self._hidden[slot, self._hidden.shape[1] - fed :]
 
+    def prompt_left(self, slot: int, layer: int) -> Tensor | None:
+        """Return what left a watched layer for the last prompt positions, [positions, width]."""
+        left = self._prompt_left.get(layer)
+        if left is None:
+            return None
+        fed = min(left.shape[1], len(self._contexts[slot]))
+        return left[slot, left.shape[1] - fed :]
+
+    def left(self, slot: int, layer: int) -> Tensor | None:
+        """Return what left a watched layer in the last pass, float, [nodes + 1, width].
+
+        None where it was not looked at. In the order of the tree.
+        """
+        return self._left.get((slot, layer))
+
+    def watch(self, layers: Iterable[int]) -> None:
+        """Keep what leaves these layers, from the next pass or prefill on.
+
+        Layers are counted from 1. None is watched where early exit is impossible anyway.
+        """
+        alone = len(self._contexts) == 1
+        usable = alone and self._split is not None and self._split.reason is None
+        self._watched = tuple(sorted(set(layers))) if usable else ()
+
+    def peek_reason(self, exit_layer: int) -> str | None:
+        """Say why :meth:`peek` will refuse, as half a sentence, or return None."""
+        if self._split is None:
+            return "the target was not given its layers"
+        if len(self._contexts) > 1:
+            return "early exit in a batch is not supported yet"
+        if self._split.reason is not None or self._exit_fault is None:
+            return self._split.reason
+        return self._exit_fault(exit_layer)
+
+    def peek(
+        self,
+        slot: int,  # noqa: ARG002 - there is one only
+        tree: DraftTree,
+        nodes: Sequence[int],
+        exit_layer: int,
+    ) -> Tensor:
+        """Run the first layers on nodes of a tree that is still being grown.
+
+        A row is run once in a step, whatever tree asks for it, and :meth:`verify` runs only the
+        other layers on it.
+
+        Parameters
+        ----------
+        slot : int
+            The sequence.
+        tree : DraftTree
+            As far as it has grown.
+        nodes : sequence of int
+            The root (0) included if wanted. What stands above them is run, too.
+        exit_layer : int
+            How many layers; the same throughout a step.
+
+        Returns
+        -------
+        Tensor, float, [nodes, width]
+            What leaves layer ``exit_layer``.
+
+        Raises
+        ------
+        UnsupportedError
+            If the model cannot be taken apart there, or in a batch.
+        """
+        if (reason := self.peek_reason(exit_layer)) is not None:
+            raise UnsupportedError(reason)
+        early = EarlyRows(exit_layer) if self._early is None else self._early
+        if early.exit_layer != exit_layer:
+            raise ValueError(f"layers up to {early.exit_layer} were run already in this step.")
+        rows = self._run_first(early, tree, nodes)
+        self._early = early
+        hidden = early.left(exit_layer, [rows[node] for node in nodes])
+        assert hidden is not None
+        return hidden
+
     def verify(self, slots: Sequence[int], trees: Sequence[DraftTree]) -> list[PassRows]:
-        """Run all trees in one pass; return for each what it computed, [nodes + 1] rows."""
+        """Run all trees in one pass; return for each what it computed, [nodes + 1] rows.
+
+        Rows that were peeked at in this step go through the remaining layers only.
+        """
         self._hidden = None
-        batch = len(self._contexts)
-        by_slot: list[DraftTree | None] = [None] * batch
+        self._prompt_left = {}
+        self._left = {}
+        if self._early is not None:
+            return [self._verify_rest(self._early, slots[0], trees[0])]
+        by_slot: list[DraftTree | None] = [None] * len(self._contexts)
         for slot, tree in zip(slots, trees, strict=True):
             by_slot[slot] = tree
-        num_rows = 1 + max(map(len, trees))
-        tokens = np.zeros((batch, num_rows), dtype=np.int64)
-        depths = np.zeros((batch, num_rows), dtype=np.int64)
-        for slot, one in enumerate(by_slot):
-            if one is not None:
-                tokens[slot, : len(one.tokens)] = one.tokens
-                depths[slot, : len(one.tokens)] = one.depths
-        lengths = np.array(self._cache.lengths)
-        first = np.array(self._first_position) + lengths - self._prompt_slots
-        device = self._input_ids.device
-        positions = torch.from_numpy(first[:, None] + depths).to(device)
-        inputs = self._inputs(torch.from_numpy(tokens).to(device), positions)
-        with ExitStack() as stack:
-            if num_rows > 1 or batch > 1 or self._cache.window or self._live_prompt is not None:
-                stack.enter_context(tree_attention(self._visibility(by_slot, depths)))
-            seen = stack.enter_context(_output_input(self._model))
-            # In 32 bits an argmax is four times faster than in 16, and no less exact.
-            logits: Tensor = self._model(**inputs, return_dict=True).logits.float()
-        hidden = seen.of_rows(num_rows)
-        return [
-            PassRows(
-                logits[slot, : len(tree.tokens)],
-                None if hidden is None else hidden[slot, : len(tree.tokens)],
-            )
-            for slot, tree in zip(slots, trees, strict=True)
-        ]
+        with self._watching() as left:
+            rows = self._run_trees(by_slot)
+        for slot, tree in zip(slots, trees, strict=True):
+            for layer, hidden in left.items():
+                self._left[slot, layer] = hidden[slot, : len(tree.tokens)]
+        return [rows[slot] for slot in slots]
 
     def keep(self, slot: int, path: Sequence[int]) -> None:
         """Keep the K/V of these nodes of the last pass, in this order, and drop the others."""
-        self._cache.keep(slot, path)
+        early = None
+        if self._early is not None:
+            early = EarlyPath(self._early.exit_layer, [self._early_rows[node] for node in path])
+            self._early = None
+        self._cache.keep(slot, path, early)
+
+    def _run_first(
+        self, early: EarlyRows, tree: DraftTree, nodes: Iterable[int]
+    ) -> list[int | None]:
+        """See to it that these nodes have been through the first layers; return their rows."""
+        assert self._split is not None
+        plan = early.plan(tree, nodes)
+        if plan.nodes:
+            with (
+                self._split.first(early.exit_layer, self._watched) as left,
+                self._cache.behind(len(early)),
+            ):
+                self._run(plan.tokens[None], [plan.corner], len(early))
+            early.add(plan, left)
+        return plan.rows
+
+    def _verify_rest(self, early: EarlyRows, slot: int, tree: DraftTree) -> PassRows:
+        """Verify a tree some rows of which have been through the first layers already."""
+        assert self._split is not None
+        rows = self._run_first(early, tree, range(len(tree.tokens)))
+        self._early_rows = [row for row in rows if row is not None]
+        hidden = early.left(early.exit_layer, rows)
+        assert hidden is not None
+        with self._split.rest(early.exit_layer, hidden[None], self._watched) as left:
+            seen = self._run_trees([tree])[0]
+        for layer in self._watched:
+            known = left[layer][0] if layer in left else early.left(layer, rows)
+            if known is not None:
+                self._left[slot, layer] = known
+        return seen
+
+    def _run_trees(self, trees: Sequence[DraftTree | None]) -> list[PassRows]:
+        """Run a forward over one tree for each sequence; nobody reads the rows of None."""
+        corners = [None if tree is None else Corner.of_tree(tree) for tree in trees]
+        sizes = [0 if tree is None else len(tree.tokens) for tree in trees]
+        tokens = np.zeros((len(trees), max(sizes)), dtype=np.int64)
+        for slot, tree in enumerate(trees):
+            if tree is not None:
+                tokens[slot, : sizes[slot]] = tree.tokens
+        with output_input(self._model) as seen:
+            # In 32 bits an argmax is four times faster than in 16, and no less exact.
+            logits: Tensor = self._run(tokens, corners).logits.float()
+        hidden = seen.of_rows(tokens.shape[1])
+        return [
+            PassRows(logits[slot, :size], None if hidden is None else hidden[slot, :size])
+            for slot, size in enumerate(sizes)
+        ]
+
+    def _run(
+        self, tokens: NDArray[np.int64], corners: Sequence[Corner | None], behind: int = 0
+    ) -> Any:
+        """Run a forward over rows of all sequences, written ``behind`` rows of the same step."""
+        batch, num_rows = tokens.shape
+        depths = np.zeros((batch, behind + num_rows), dtype=np.int64)
+        for slot, corner in enumerate(corners):
+            if corner is not None:
+                depths[slot, : len(corner.depths)] = corner.depths
+        first = np.array(self._first_position) + self._cache.lengths - self._prompt_slots
+        device = self._input_ids.device
+        positions = torch.from_numpy(first[:, None] + depths[:, behind:]).to(device)
+        inputs = self._inputs(torch.from_numpy(tokens).to(device), positions)
+        with ExitStack() as stack:
+            if self._needs_mask(num_rows, corners):
+                visibility = self._visibility(corners, depths, num_rows)
+                stack.enter_context(tree_attention(visibility))
+            return self._model(**inputs, return_dict=True)
+
+    def _needs_mask(self, num_rows: int, corners: Sequence[Corner | None]) -> bool:
+        """Say whether there is a slot that some row must not see."""
+        if num_rows > 1 or len(corners) > 1 or self._cache.window or self._live_prompt is not None:
+            return True
+        return not all(corner is None or corner.may_see.all() for corner in corners)
+
+    def _watching(self) -> AbstractContextManager[dict[int, Tensor]]:
+        if self._split is None or not self._watched:
+            return nullcontext({})
+        return self._split.watching(self._watched)
 
     def _inputs(self, tokens: Tensor, positions: Tensor) -> dict[str, Any]:
         """Let the model prepare its own inputs for the rows of a pass."""
@@ -166,98 +329,32 @@ class HFTarget:
         return inputs
 
     def _visibility(
-        self, trees: Sequence[DraftTree | None], depths: np.ndarray[Any, Any]
+        self, corners: Sequence[Corner | None], depths: NDArray[np.int64], num_rows: int
     ) -> Visibility:
         """Work out which slots each row of a pass may see."""
-        batch, num_rows = depths.shape
+        batch, num_step = depths.shape
         lengths = self._cache.lengths
         past = max(lengths)
-        may_see = np.zeros((batch, num_rows, past + num_rows), dtype=np.bool_)
-        key_slots = np.tile(np.arange(past + num_rows), (batch, 1))
+        may_see = np.zeros((batch, num_rows, past + num_step), dtype=np.bool_)
+        key_slots = np.tile(np.arange(past + num_step), (batch, 1))
         row_slots = np.zeros((batch, num_rows), dtype=np.int64)
-        for slot, (tree, length) in enumerate(zip(trees, lengths, strict=True)):
-            corner = slice(length, length + num_rows)
-            row_slots[slot] = key_slots[slot, corner] = length + depths[slot]
+        for slot, (corner, length) in enumerate(zip(corners, lengths, strict=True)):
+            key_slots[slot, length : length + num_step] = length + depths[slot]
+            row_slots[slot] = length + depths[slot, num_step - num_rows :]
             # Rows without a node see themselves alone: a row that sees nothing gives NaN.
-            may_see[slot, :, corner] = np.eye(num_rows, dtype=np.bool_)
-            if tree is not None:
-                nodes = len(tree.tokens)
-                may_see[slot, :nodes, :length] = True
-                may_see[slot, :nodes, length : length + nodes] = tree.ancestors()
+            own = slice(length + num_step - num_rows, length + num_step)
+            may_see[slot, :, own] = np.eye(num_rows, dtype=np.bool_)
+            if corner is not None:
+                rows, seen = corner.may_see.shape
+                may_see[slot, :rows, :length] = True
+                may_see[slot, :rows, length : length + seen] = corner.may_see
         if self._cache.window is not None:
             may_see &= row_slots[:, :, None] - key_slots[:, None, :] < self._cache.window
         device = self._input_ids.device
-        seen = torch.from_numpy(may_see).to(device)
+        visible = torch.from_numpy(may_see).to(device)
         if self._live_prompt is not None:
             known = min(self._live_prompt.shape[1], past)
-            seen[:, :, :known] &= self._live_prompt[:, None, :known].to(device)
+            visible[:, :, :known] &= self._live_prompt[:, None, :known].to(device)
         return Visibility(
-            seen, torch.from_numpy(row_slots).to(device), torch.from_numpy(key_slots).to(device)
+            visible, torch.from_numpy(row_slots).to(device), torch.from_numpy(key_slots).to(device)
         )
-
-
-class _Seen:
-    """Last hidden states of one forward, and what the output layer was given of them."""
-
-    def __init__(self) -> None:
-        self.hidden: Tensor | None = None
-        self.output_input: Tensor | None = None
-
-    def matching_hidden(self) -> Tensor | None:
-        """Return the hidden states, [batch, tokens, width], if they are what the layer takes."""
-        hidden, taken = self.hidden, self.output_input
-        if hidden is None or taken is None or hidden.ndim != 3 or taken.ndim != 3:
-            return None
-        if hidden.shape[-1] != taken.shape[-1] or not torch.equal(hidden[:, -1], taken[:, -1]):
-            return None
-        return hidden
-
-    def of_rows(self, num_rows: int) -> Tensor | None:
-        """Return what the output layer took, [batch, rows, width], if it took all rows."""
-        taken = self.output_input
-        if taken is None or taken.ndim != 3 or taken.shape[1] != num_rows:
-            return None
-        return taken
-
-
-@contextmanager
-def _output_input(model: Any) -> Iterator[_Seen]:
-    """Look at what the output layer is given by the forwards of this thread in the block."""
-    seen = _Seen()
-    head = model.get_output_embeddings()
-    if not isinstance(head, nn.Module):
-        yield seen
-        return
-    thread = threading.get_ident()
-
-    def see_output_input(_module: nn.Module, args: tuple[Any, ...]) -> None:
-        if threading.get_ident() == thread and args:
-            seen.output_input = args[0]
-
-    hook = head.register_forward_pre_hook(see_output_input)
-    try:
-        yield seen
-    finally:
-        hook.remove()
-
-
-@contextmanager
-def _last_hidden_state(model: Any) -> Iterator[_Seen]:
-    """Look at the last hidden states of the forwards that this thread runs in the block."""
-    base = getattr(model, "base_model", None)
-    if base is None or base is model:
-        yield _Seen()
-        return
-    thread = threading.get_ident()
-
-    def see_hidden(_module: nn.Module, _args: Any, output: Any) -> None:
-        if threading.get_ident() == thread:
-            hidden = output[0]
-            seen.hidden = hidden if isinstance(hidden, Tensor) else None
-
-    with _output_input(model) as seen:
-        hook = base.register_forward_hook(see_hidden)
-        try:
-            yield seen
-        finally:
-            hook.remove()

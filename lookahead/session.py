@@ -10,6 +10,7 @@ import weakref
 from typing import Any, NamedTuple
 
 from lookahead.budget import CostCurve
+from lookahead.drafters.window_choice import WindowChooser
 from lookahead.stats import DecodeStats
 from ngram_pool import Calibration
 
@@ -43,9 +44,10 @@ class Session:
         return Session, ()
 
     def forget(self) -> None:
-        """Drop calibration and cost curves; the verdict of the self-test stays."""
+        """Drop calibration, costs and what windows earned; the verdict of the self-test stays."""
         with self.lock:
             self.calibration = Calibration()
+            self.window_chooser = WindowChooser()
             self._curves: dict[tuple[object, ...], CostCurve] = {}
 
     def drop_replaced(self) -> None:

@@ -21,10 +21,13 @@ from torch import Tensor
 from lookahead.config import Config
 from lookahead.drafters.offers import as_offer
 from lookahead.drafters.rows import top_rows
+from lookahead.drafters.window import WindowDrafter
+from lookahead.drafters.window_choice import NGRAM_SIZE, WIDTHS, WindowChooser
 from lookahead.errors import LookaheadWarning
 from lookahead.outcome import Outcome, PromptRows
 from lookahead.stats import DecodeStats, SourceStats
 from lookahead.tree import DraftTree
+from lookahead.window import WindowRows
 from ngram_pool import Offer, Pool, Proposal
 
 __all__ = ["MergedDrafter"]
@@ -47,17 +50,28 @@ class MergedDrafter:
         Is told what each source offered and got accepted.
     vocab_size : int
         Tokens from this on are never drafted.
+    window_chooser : WindowChooser, optional
+        Chooses the width of the lookahead window where the settings leave it open.
     """
 
-    def __init__(self, config: Config, pool: Pool, stats: DecodeStats, vocab_size: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        pool: Pool,
+        stats: DecodeStats,
+        vocab_size: int,
+        window_chooser: WindowChooser | None = None,
+    ) -> None:
         self._config = config
         self._pool = pool
         self._stats = stats
         self._vocab_size = vocab_size
         self._recycles = "recycled" in config.sources
         self._names = {1: "ngrams", 2: "recycled"}
-        self._drafters: dict[int, Any] = dict(enumerate(config.drafters))
-        for source, drafter in enumerate(config.drafters):
+        self._window = _window_drafter(config, window_chooser)
+        drafters = (*config.drafters, self._window) if self._window else config.drafters
+        self._drafters: dict[int, Any] = dict(enumerate(drafters))
+        for source, drafter in enumerate(drafters):
             kind = drafter if isinstance(drafter, type) else type(drafter)
             self._names[4 << source] = str(getattr(drafter, "name", kind.__name__))
             if isinstance(drafter, type) or not hasattr(drafter, "draft"):
@@ -119,11 +133,23 @@ class MergedDrafter:
         found = self._proposal
         return DraftTree(found.tokens, found.parents, found.depths, found.probabilities)
 
+    def window(
+        self, context: list[int], max_offset: int | None, costs: NDArray[np.float64] | None
+    ) -> WindowRows | None:
+        """Return the rows of the lookahead window for the next pass, if there is one."""
+        source = len(self._config.drafters)
+        if self._window is None or source not in self._drafters:
+            return None
+        rows = functools.partial(self._window.rows, context, max_offset, costs)
+        return self._guard(source, rows)
+
     def learn(self, outcome: Outcome) -> None:
         """See what became of the tree that was drafted last."""
         if self._proposal is not None:
             self._pool.learn(self._proposal, outcome.path, outcome.chosen)
             self._count(self._proposal, outcome.path)
+        if self._window is not None:
+            self._window.earned(self._window_gain(outcome.path), len(outcome.chosen))
         if self._recycles:
             self._recycle_nodes(outcome)
         self._pool.extend(outcome.chosen)
@@ -173,6 +199,14 @@ class MergedDrafter:
             self._stats.by_source[name].offered += len(mine)
             self._stats.by_source[name].accepted += len(accepted.intersection(mine))
 
+    def _window_gain(self, path: list[int]) -> int:
+        """Count accepted nodes from the first one on that only the window named."""
+        if self._proposal is None:
+            return 0
+        alone = 4 << len(self._config.drafters)
+        own = [i for i, node in enumerate(path) if self._proposal.sources[node] == alone]
+        return len(path) - own[0] if own else 0
+
     def _make(self, source: int, factory: Callable[[], Any]) -> None:
         drafter = factory()
         if not callable(getattr(drafter, "draft", None)):
@@ -202,3 +236,9 @@ class MergedDrafter:
         # Where warnings are errors, this one still must not end a run that is otherwise sound.
         with contextlib.suppress(LookaheadWarning):
             warnings.warn(f"{text}. The output is not affected.", LookaheadWarning, stacklevel=2)
+
+
+def _window_drafter(config: Config, chooser: WindowChooser | None) -> WindowDrafter | None:
+    if config.window == "auto":
+        return WindowDrafter(chooser or WindowChooser(), NGRAM_SIZE, max(WIDTHS))
+    return WindowDrafter(*config.window) if isinstance(config.window, tuple) else None

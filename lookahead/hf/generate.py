@@ -36,6 +36,7 @@ from lookahead.hf.target import HFTarget
 from lookahead.sequence import Sequence, TokenBuffer
 from lookahead.session import Session
 from lookahead.stats import DecodeStats
+from lookahead.window import most_rows
 
 __all__ = [
     "Extras",
@@ -160,7 +161,8 @@ def decode(
         extras.streamer.end()
     stats.seconds = time.perf_counter() - start
     if stats.steps:
-        stats.break_even = float(curve.relative(1 + round(stats.nodes_per_pass))[-1])
+        rows = 1 + round(stats.nodes_per_pass + stats.window_rows_per_pass)
+        stats.break_even = float(curve.relative(rows)[-1])
     return _result(call, sequences, cache, given, stats)
 
 
@@ -197,10 +199,12 @@ def _sequence(
             ngram_pool.new_pool(calibration=session.calibration),
             stats,
             vocab_size(call.model),
+            session.window_chooser,
         ),
         chooser=chooser,
         should_stop=should_stop,
         max_length=_max_length(call),
+        max_positions=_max_positions(call),
         emit=_emitter(extras.streamer),
         scores=scores,
         logits=logits,
@@ -234,23 +238,31 @@ def _contexts(call: Prepared) -> list[list[int]]:
 def _max_length(call: Prepared) -> int | None:
     """Length of what the library calls input_ids at which the run ends or positions run out."""
     bound: int | None = call.stopping_criteria.max_length
+    room = _max_positions(call)
+    if bound is None or room is None:
+        return room if bound is None else bound
+    return min(bound, room)
+
+
+def _max_positions(call: Prepared) -> int | None:
+    """Length of what the library calls input_ids at which positions run out."""
     text = call.model.config.get_text_config(decoder=True)
     positions = getattr(text, "max_position_embeddings", None)
     if positions is None:
-        return bound
+        return None
     # Where the prompt came as embeddings or in a cache, ids are fewer than positions.
     last = int(call.model_kwargs["position_ids"][..., -1].max())
-    room = int(positions - (last + 1) + call.input_ids.shape[1])
-    return room if bound is None else min(bound, room)
+    return int(positions - (last + 1) + call.input_ids.shape[1])
 
 
 def _slot_limit(call: Prepared, config: Config) -> int | None:
-    """Return the most slots that the cache can need, tree included."""
+    """Return the most slots that the cache can need, tree and window of a fixed size included."""
     bound = call.stopping_criteria.max_length
     if bound is None:
         return None
     prompt = int(call.model_kwargs["position_ids"].shape[-1])
-    return int(bound - call.input_ids.shape[1] + prompt + config.draft_budget)
+    window = most_rows(*config.window[:2]) if isinstance(config.window, tuple) else 0
+    return int(bound - call.input_ids.shape[1] + prompt + config.draft_budget + window)
 
 
 def _verdict(model: Any, session: Session) -> str | None:

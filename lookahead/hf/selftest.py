@@ -24,6 +24,7 @@ from lookahead.hf.cache import SlotCache
 from lookahead.hf.compat import cache_argument, vocab_size
 from lookahead.hf.masks import Visibility
 from lookahead.hf.target import HFTarget
+from lookahead.rows import Rows
 from lookahead.tree import DraftTree
 
 __all__ = ["find_fault"]
@@ -115,9 +116,9 @@ class _GappedTarget(HFTarget):
         return logits
 
     def _visibility(
-        self, trees: Sequence[DraftTree | None], depths: np.ndarray[Any, Any]
+        self, by_slot: Sequence[Rows | None], depths: np.ndarray[Any, Any]
     ) -> Visibility:
-        seen = super()._visibility(trees, depths)
+        seen = super()._visibility(by_slot, depths)
         prompt = len(self._contexts[0])
         seen.may_see[:, :, prompt : prompt + self.gap] = False
         seen.key_slots[:, :prompt] += self.gap

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from lookahead.hf.cache import SlotCache
 from lookahead.hf.masks import Visibility, tree_attention
 from lookahead.outcome import PassRows, PromptRows
+from lookahead.rows import Rows, rows_of
 from lookahead.tree import DraftTree
+from lookahead.window import WindowRows
 
 __all__ = ["HFTarget"]
 
@@ -110,36 +112,48 @@ class HFTarget:
         fed = min(self._hidden.shape[1], len(self._contexts[slot]))
         return self._hidden[slot, self._hidden.shape[1] - fed :]
 
-    def verify(self, slots: Sequence[int], trees: Sequence[DraftTree]) -> list[PassRows]:
-        """Run all trees in one pass; return for each what it computed, [nodes + 1] rows."""
+    def verify(
+        self,
+        slots: Sequence[int],
+        trees: Sequence[DraftTree],
+        windows: Sequence[WindowRows | None] | None = None,
+    ) -> list[PassRows]:
+        """Run all trees and windows in one pass; return for each what it computed."""
         self._hidden = None
         batch = len(self._contexts)
-        by_slot: list[DraftTree | None] = [None] * batch
-        for slot, tree in zip(slots, trees, strict=True):
-            by_slot[slot] = tree
-        num_rows = 1 + max(map(len, trees))
+        by_slot: list[Rows | None] = [None] * batch
+        for slot, tree, window in zip(slots, trees, windows or [None] * len(slots), strict=True):
+            by_slot[slot] = rows_of(tree, window)
+        there = [rows for rows in by_slot if rows is not None]
+        num_rows = max(map(len, there))
         tokens = np.zeros((batch, num_rows), dtype=np.int64)
         depths = np.zeros((batch, num_rows), dtype=np.int64)
         for slot, one in enumerate(by_slot):
             if one is not None:
-                tokens[slot, : len(one.tokens)] = one.tokens
-                depths[slot, : len(one.tokens)] = one.depths
+                tokens[slot, : len(one)] = one.tokens
+                depths[slot, : len(one)] = one.offsets
         lengths = np.array(self._cache.lengths)
         first = np.array(self._first_position) + lengths - self._prompt_slots
         device = self._input_ids.device
         positions = torch.from_numpy(first[:, None] + depths).to(device)
         inputs = self._inputs(torch.from_numpy(tokens).to(device), positions)
+        read = _rows_read(there, max(map(len, trees)) + 1)
         with ExitStack() as stack:
             if num_rows > 1 or batch > 1 or self._cache.window or self._live_prompt is not None:
                 stack.enter_context(tree_attention(self._visibility(by_slot, depths)))
-            seen = stack.enter_context(_output_input(self._model))
+            seen = stack.enter_context(
+                _output_input(self._model, read if len(read) < num_rows else None)
+            )
             # In 32 bits an argmax is four times faster than in 16, and no less exact.
             logits: Tensor = self._model(**inputs, return_dict=True).logits.float()
         hidden = seen.of_rows(num_rows)
+        if logits.shape[1] == num_rows:  # the output layer was not ours to narrow
+            read = list(range(num_rows))
         return [
             PassRows(
                 logits[slot, : len(tree.tokens)],
                 None if hidden is None else hidden[slot, : len(tree.tokens)],
+                _window_tokens(by_slot[slot], logits[slot], read),
             )
             for slot, tree in zip(slots, trees, strict=True)
         ]
@@ -166,7 +180,7 @@ class HFTarget:
         return inputs
 
     def _visibility(
-        self, trees: Sequence[DraftTree | None], depths: np.ndarray[Any, Any]
+        self, by_slot: Sequence[Rows | None], depths: np.ndarray[Any, Any]
     ) -> Visibility:
         """Work out which slots each row of a pass may see."""
         batch, num_rows = depths.shape
@@ -175,15 +189,15 @@ class HFTarget:
         may_see = np.zeros((batch, num_rows, past + num_rows), dtype=np.bool_)
         key_slots = np.tile(np.arange(past + num_rows), (batch, 1))
         row_slots = np.zeros((batch, num_rows), dtype=np.int64)
-        for slot, (tree, length) in enumerate(zip(trees, lengths, strict=True)):
+        for slot, (rows, length) in enumerate(zip(by_slot, lengths, strict=True)):
             corner = slice(length, length + num_rows)
             row_slots[slot] = key_slots[slot, corner] = length + depths[slot]
-            # Rows without a node see themselves alone: a row that sees nothing gives NaN.
+            # Rows without a token see themselves alone: a row that sees nothing gives NaN.
             may_see[slot, :, corner] = np.eye(num_rows, dtype=np.bool_)
-            if tree is not None:
-                nodes = len(tree.tokens)
-                may_see[slot, :nodes, :length] = True
-                may_see[slot, :nodes, length : length + nodes] = tree.ancestors()
+            if rows is not None:
+                size = len(rows)
+                may_see[slot, :size, :length] = True
+                may_see[slot, :size, length : length + size] = rows.may_see
         if self._cache.window is not None:
             may_see &= row_slots[:, :, None] - key_slots[:, None, :] < self._cache.window
         device = self._input_ids.device
@@ -194,6 +208,22 @@ class HFTarget:
         return Visibility(
             seen, torch.from_numpy(row_slots).to(device), torch.from_numpy(key_slots).to(device)
         )
+
+
+def _rows_read(there: Sequence[Rows], num_nodes: int) -> list[int]:
+    """Return the rows of a pass whose logits any sequence reads: its tree's, and of its window."""
+    read = set(range(num_nodes))
+    return sorted(read.union(*(rows.window_read for rows in there)))
+
+
+def _window_tokens(rows: Rows | None, logits: Tensor, read: list[int]) -> list[int] | None:
+    """Return the best tokens after the last level of a window; ``logits`` are of rows ``read``."""
+    if rows is None or not rows.window_read:
+        return None
+    # The last level stands in one piece at the end of a sequence's rows, and all of it is read.
+    start = read.index(rows.window_read.start)
+    tokens: list[int] = logits[start : start + len(rows.window_read)].argmax(dim=-1).tolist()
+    return tokens
 
 
 class _Seen:
@@ -221,8 +251,11 @@ class _Seen:
 
 
 @contextmanager
-def _output_input(model: Any) -> Iterator[_Seen]:
-    """Look at what the output layer is given by the forwards of this thread in the block."""
+def _output_input(model: Any, read: list[int] | None = None) -> Iterator[_Seen]:
+    """Look at what the output layer is given by the forwards of this thread in the block.
+
+    With ``read`` it is handed these rows only: others cost a row of the vocabulary for nothing.
+    """
     seen = _Seen()
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Module):
@@ -230,9 +263,13 @@ def _output_input(model: Any) -> Iterator[_Seen]:
         return
     thread = threading.get_ident()
 
-    def see_output_input(_module: nn.Module, args: tuple[Any, ...]) -> None:
-        if threading.get_ident() == thread and args:
-            seen.output_input = args[0]
+    def see_output_input(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if threading.get_ident() != thread or not args:
+            return None
+        taken = seen.output_input = args[0]
+        if read is None or taken.ndim != 3 or taken.shape[1] <= read[-1]:
+            return None
+        return (taken[:, read], *args[1:])
 
     hook = head.register_forward_pre_hook(see_output_input)
     try:

@@ -30,6 +30,9 @@ SPELL, FIRST_REST, LONGEST_REST = 32, 128, 8192
 #: Hoped-for tokens that the hope counts as, against those that were earned; how fast both fade.
 TRUST, FADE = 4.0, 0.99
 
+#: Least gain for which a window is run: its bookkeeping, too, takes time.
+LEAST_GAIN = 1.01
+
 
 class WindowChooser:
     """Chooses the width of the window, step by step; shared by the sequences of a model.
@@ -98,7 +101,7 @@ class WindowChooser:
     def _best(self, costs: NDArray[np.float64]) -> int:
         """Return the width with the most tokens for the time."""
         trust = (self._earned + TRUST * self._typical) / (self._hoped + TRUST * self._typical)
-        best, most = 0, self._others
+        best, most = 0, LEAST_GAIN * self._others
         for columns, hope in self._widths.items():
             rows = most_rows(columns, NGRAM_SIZE)
             if rows >= len(costs):

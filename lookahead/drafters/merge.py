@@ -148,8 +148,9 @@ class MergedDrafter:
         if self._proposal is not None:
             self._pool.learn(self._proposal, outcome.path, outcome.chosen)
             self._count(self._proposal, outcome.path)
-        if self._window is not None:
-            self._window.earned(self._window_gain(outcome.path), len(outcome.chosen))
+        if (source := len(self._config.drafters)) in self._drafters:  # the window's
+            gained = self._window_gain(outcome.path)
+            self._call(source, "earned", gained, len(outcome.chosen))
         if self._recycles:
             self._recycle_nodes(outcome)
         self._pool.extend(outcome.chosen)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lookahead.window import most_rows
 
-__all__ = ["NGRAM_SIZE", "WIDTHS", "WindowChooser"]
+__all__ = ["NGRAM_SIZE", "WIDTHS", "WindowChooser", "most_window_rows"]
 
 #: Length of the n-grams where the width is chosen.
 NGRAM_SIZE: Final = 5
@@ -32,6 +32,13 @@ TRUST, FADE = 4.0, 0.99
 
 #: Least gain for which a window is run: its bookkeeping, too, takes time.
 LEAST_GAIN = 1.01
+
+
+def most_window_rows(window: tuple[int, int, int] | str | int | None) -> int:
+    """Return the most rows of a pass that a window of this setting can have."""
+    if isinstance(window, tuple):
+        return most_rows(window[0], window[1])
+    return most_rows(max(WIDTHS), NGRAM_SIZE) if window else 0
 
 
 class WindowChooser:

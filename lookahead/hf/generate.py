@@ -25,6 +25,7 @@ from lookahead.budget import Budget
 from lookahead.choose import NodeChooser
 from lookahead.config import Config
 from lookahead.drafters import MergedDrafter
+from lookahead.drafters.window_choice import most_window_rows
 from lookahead.engine import Engine
 from lookahead.errors import UnsupportedError
 from lookahead.hf.cache import SlotCache
@@ -36,7 +37,6 @@ from lookahead.hf.target import HFTarget
 from lookahead.sequence import Sequence, TokenBuffer
 from lookahead.session import Session
 from lookahead.stats import DecodeStats
-from lookahead.window import most_rows
 
 __all__ = [
     "Extras",
@@ -256,13 +256,13 @@ def _max_positions(call: Prepared) -> int | None:
 
 
 def _slot_limit(call: Prepared, config: Config) -> int | None:
-    """Return the most slots that the cache can need, tree and window of a fixed size included."""
+    """Return the most slots that the cache can need, tree and window included."""
     bound = call.stopping_criteria.max_length
     if bound is None:
         return None
     prompt = int(call.model_kwargs["position_ids"].shape[-1])
-    window = most_rows(*config.window[:2]) if isinstance(config.window, tuple) else 0
-    return int(bound - call.input_ids.shape[1] + prompt + config.draft_budget + window)
+    rows = config.draft_budget + most_window_rows(config.window)
+    return int(bound - call.input_ids.shape[1] + prompt + rows)
 
 
 def _verdict(model: Any, session: Session) -> str | None:

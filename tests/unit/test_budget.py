@@ -100,3 +100,17 @@ def test_a_budget_learns_into_the_shared_curve():
     curve = CostCurve()
     Budget(Config(), curve).learn(4, 0.25)
     assert curve.seconds(4)[3] == pytest.approx(0.25)
+
+
+def test_the_cost_of_a_window_is_that_of_its_rows_on_top_of_the_tree():
+    curve = CostCurve("cpu")
+    costs = Budget(Config(window="auto"), curve).window_costs(17, 2)
+    relative = curve.relative(257)
+    assert costs[0] == 1.0
+    assert costs[27] == pytest.approx(relative[2 * (17 + 27) - 1] / relative[2 * 17 - 1])
+    assert len(costs) == 257 // 2 - 17 + 1
+    assert len(Budget(Config(window="auto"), curve).window_costs(250, 4)) == 1
+
+
+def test_nobody_asks_for_the_cost_of_a_fixed_window():
+    assert Budget(Config(window=(7, 5, 7)), CostCurve()).window_costs(17, 1) is None

@@ -8,7 +8,13 @@ import pytest
 from lookahead import DraftTree
 from lookahead.drafters import window as module
 from lookahead.drafters.window import GuessStore, WindowDrafter
-from lookahead.drafters.window_choice import FIRST_REST, SPELL, WIDTHS, WindowChooser
+from lookahead.drafters.window_choice import (
+    FIRST_REST,
+    SPELL,
+    WIDTHS,
+    WindowChooser,
+    most_window_rows,
+)
 from lookahead.outcome import Outcome
 from lookahead.window import most_rows
 
@@ -145,6 +151,11 @@ def test_the_width_that_pays_most_is_taken():
 def test_widths_with_more_rows_than_can_be_run_are_left_out():
     assert set(_run(WindowChooser(), FLAT[:30], 500, lambda w: WIDTHS[w])) <= {4, 7}
     assert not any(_run(WindowChooser(), FLAT[:5], 500, lambda w: WIDTHS[w]))
+
+
+@pytest.mark.parametrize(("window", "rows"), [(None, 0), ((7, 5, 7), 27), ("auto", 59)])
+def test_the_most_rows_of_a_setting_are_known(window, rows):
+    assert most_window_rows(window) == rows
 
 
 def test_the_same_costs_and_earnings_give_the_same_choices():

@@ -12,6 +12,7 @@ from transformers.masking_utils import AttentionMaskInterface, causal_mask_funct
 from lookahead import DraftTree, UnsupportedError
 from lookahead.hf import masks
 from lookahead.hf.target import HFTarget
+from lookahead.rows import rows_of
 
 
 def _window(size):
@@ -52,7 +53,7 @@ def test_a_row_sees_its_own_ancestors_and_the_live_context_and_nothing_else(situ
     depths = np.zeros((len(rows), num_rows), dtype=np.int64)
     for row, tree in enumerate(trees):
         depths[row, : len(tree) + 1] = tree.depths
-    visibility = target._visibility(trees, depths)
+    visibility = target._visibility([rows_of(tree) for tree in trees], depths)
     rule = masks._tree_rule(causal_mask_function if window is None else _window(window), visibility)
     past = max(lengths)
     for row, (length, padding, parents) in enumerate(rows):
@@ -84,7 +85,8 @@ def test_no_row_of_a_pass_sees_nothing():
     target._cache = type("Lengths", (), {"lengths": [3, 5], "window": None})()
     target._input_ids = torch.zeros((2, 1))
     target._live_prompt = None
-    visibility = target._visibility(trees, np.zeros((2, 4), dtype=np.int64))
+    rows = [None if tree is None else rows_of(tree) for tree in trees]
+    visibility = target._visibility(rows, np.zeros((2, 4), dtype=np.int64))
     assert visibility.may_see.any(-1).all()
 
 

@@ -10,6 +10,7 @@ from lookahead.drafters import window as module
 from lookahead.drafters.window import GuessStore, WindowDrafter
 from lookahead.drafters.window_choice import (
     FIRST_REST,
+    NGRAM_SIZE,
     SPELL,
     WIDTHS,
     WindowChooser,
@@ -143,17 +144,17 @@ def test_a_window_that_stops_earning_is_given_up_and_tried_again():
 
 def test_the_width_that_pays_most_is_taken():
     # Free up to the rows of the middle width, then dear.
-    rows = most_rows(7, 5)
+    rows = most_rows(7, NGRAM_SIZE)
     costs = np.where(np.arange(200) <= rows, 1.001, 3.0)
     assert set(_run(WindowChooser(), costs, 500, lambda w: WIDTHS[w])) == {7}
 
 
 def test_widths_with_more_rows_than_can_be_run_are_left_out():
-    assert set(_run(WindowChooser(), FLAT[:30], 500, lambda w: WIDTHS[w])) <= {4, 7}
+    assert set(_run(WindowChooser(), FLAT[:20], 500, lambda w: WIDTHS[w])) <= {4, 7}
     assert not any(_run(WindowChooser(), FLAT[:5], 500, lambda w: WIDTHS[w]))
 
 
-@pytest.mark.parametrize(("window", "rows"), [(None, 0), ((7, 5, 7), 27), ("auto", 59)])
+@pytest.mark.parametrize(("window", "rows"), [(None, 0), ((7, 5, 7), 27), ("auto", 29)])
 def test_the_most_rows_of_a_setting_are_known(window, rows):
     assert most_window_rows(window) == rows
 

@@ -243,6 +243,28 @@ class Budget:
         costs: NDArray[np.float32] = (curve[live - 1 :: live] / curve[live - 1]).astype(np.float32)
         return costs
 
+    def window_costs(self, rows: int, live: int) -> NDArray[np.float64] | None:
+        """Return the relative time of a pass with more rows for each of ``live`` sequences.
+
+        Parameters
+        ----------
+        rows : int
+            Rows of the longest sequence without the ones in question.
+        live : int
+            Sequences in the pass.
+
+        Returns
+        -------
+        ndarray, float64, [more rows + 1], or None
+            None where the width of the window is fixed by the settings.
+        """
+        if self._config.window != "auto":
+            return None
+        most = max(rows, KNOTS[-1] // live)
+        curve = self._curve.relative(most * live)
+        costs: NDArray[np.float64] = curve[rows * live - 1 :: live] / curve[rows * live - 1]
+        return costs
+
     def learn(self, rows: int, seconds: float) -> None:
         """Take in the time of one pass over ``rows`` rows, all sequences together."""
         self._curve.learn(rows, seconds)

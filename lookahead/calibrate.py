@@ -20,7 +20,7 @@ from lookahead.drafters.sums import HeadSums
 from lookahead.errors import UnsupportedError
 from lookahead.hf.ends import ends_of
 from lookahead.hf.fingerprint import identify
-from lookahead.hf.target import _output_input
+from lookahead.hf.observe import output_input
 from lookahead.learnt import CALIBRATED, Rememberable
 from lookahead.memory import Memory
 
@@ -239,7 +239,7 @@ def _watched(model: Any) -> Iterator[_Seen]:
 
 def _hidden_of(model: Any, text: Tensor) -> Tensor:
     """Return what the output layer is given for a text, float, [positions, width]."""
-    with _output_input(model) as seen:
+    with output_input(model) as seen:
         model(input_ids=text[None], use_cache=False)
     hidden = seen.of_rows(len(text))
     if hidden is None:

@@ -16,6 +16,9 @@ __all__ = ["MAX_NODES", "SOURCES", "Config"]
 #: Sources that the package itself knows, in the order in which statistics name them.
 SOURCES = ("ngrams", "recycled", "head")
 
+#: Most columns of a window, longest n-gram, most guesses behind a token, most rows of a pass.
+MAX_COLUMNS, MAX_NGRAM, MAX_GUESSES, MAX_WINDOW_ROWS = 128, 16, 128, 256
+
 #: No tree is ever larger: past this, masks and bookkeeping cost more than any guess returns.
 MAX_NODES = 256
 
@@ -45,6 +48,10 @@ class Config:
         Whether what is learnt about the model (cost curve, sums of the head; no text) is read
         from the user's cache and saved there. ``"calibrated"`` reads what ``lookahead calibrate``
         made and saves nothing, so that runs can be repeated.
+    window : None, "auto" or tuple of three int
+        The Jacobi lookahead window: its columns, the length of its n-grams and the most guesses
+        behind a token (W, N and G of the paper). ``"auto"`` chooses the width, 0 included, by
+        what rows cost and its n-grams earned; None or 0 is no window.
     strict : bool
         Raise :class:`~lookahead.errors.UnsupportedError` where a run would otherwise be plain.
 
@@ -61,6 +68,7 @@ class Config:
     drafters: tuple[Any | Callable[[], Any], ...] = ()
     recycle_prompt: int = 512
     remember: bool | Literal["calibrated"] = True
+    window: tuple[int, int, int] | Literal["auto", 0] | None = None
     strict: bool = False
 
     def __post_init__(self) -> None:
@@ -77,7 +85,13 @@ class Config:
             raise ConfigError(f"strict must be True or False, not {self.strict!r}.")
         _check_sources(self.sources)
         object.__setattr__(self, "sources", tuple(self.sources))
+        object.__setattr__(self, "window", _as_window(self.window))
         object.__setattr__(self, "drafters", _as_drafters(self.drafters))
+        if self.window is not None and len(self.drafters) > 3:
+            raise ConfigError(
+                f"at most 3 drafters of your own can be merged with a window, not "
+                f"{len(self.drafters)}."
+            )
 
     @property
     def draft_budget(self) -> int:
@@ -101,6 +115,27 @@ def _check_sources(sources: object) -> None:
             raise ConfigError(f"sources may hold {known}; {name!r} is none of them.")
     if len(set(sources)) != len(sources):
         raise ConfigError(f"sources names a source twice: {sources!r}.")
+
+
+def _as_window(window: object) -> tuple[int, int, int] | Literal["auto"] | None:
+    if window is None or window == "auto" or (window == 0 and isinstance(window, int)):
+        return "auto" if window == "auto" else None
+    if isinstance(window, str) or not isinstance(window, tuple | list) or len(window) != 3:
+        raise ConfigError(
+            'window must be None, "auto", or three whole numbers: columns, length of the n-grams '
+            f"and guesses, as in (7, 5, 7); not {window!r}."
+        )
+    columns, ngram_size, guesses = window
+    _check_int("window: the number of columns", columns, 1, MAX_COLUMNS)
+    _check_int("window: the length of the n-grams", ngram_size, 2, MAX_NGRAM)
+    _check_int("window: the number of guesses", guesses, 1, MAX_GUESSES)
+    rows = columns * (ngram_size - 1)
+    if rows > MAX_WINDOW_ROWS:
+        raise ConfigError(
+            f"window may have at most {MAX_WINDOW_ROWS} rows, columns times the length of the "
+            f"n-grams less one, not {rows} as {tuple(window)!r} has."
+        )
+    return columns, ngram_size, guesses
 
 
 def _as_drafters(drafters: object) -> tuple[Any, ...]:

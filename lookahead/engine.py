@@ -20,6 +20,7 @@ from lookahead.outcome import Outcome, PassRows, PromptRows
 from lookahead.sequence import Sequence
 from lookahead.stats import DecodeStats, StepRecord
 from lookahead.tree import DraftTree
+from lookahead.window import WindowRows
 
 __all__ = ["Engine", "Target"]
 
@@ -39,11 +40,16 @@ class Target(Protocol):
         Float, [positions, width]; the last row is that of the last prompt token.
         """
 
-    def verify(self, slots: Seq[int], trees: Seq[DraftTree]) -> list[PassRows]:
+    def verify(
+        self,
+        slots: Seq[int],
+        trees: Seq[DraftTree],
+        windows: Seq[WindowRows | None] | None = None,
+    ) -> list[PassRows]:
         """Run all trees in one pass; return for each what it computed, [nodes + 1] rows.
 
         The K/V of a node is written behind those of its sequence, and counts from
-        :meth:`keep` on.
+        :meth:`keep` on. That of a window, written behind the nodes, is never kept.
         """
 
     def keep(self, slot: int, path: Seq[int]) -> None:
@@ -97,18 +103,21 @@ class Engine:
             max_nodes = self._budget.max_nodes(len(live))
             costs = self._budget.costs(max_nodes, len(live))
             trees = [s.drafter.draft(s.context, max_nodes, self._max_depth(s), costs) for s in live]
+            windows = self._windows(live, trees)
 
         # Verify: one target pass scores every node of every tree.
         start = time.perf_counter()
         with stats.timed("verify"):
-            seen = target.verify([s.slot for s in live], trees)
-        self._budget.learn(len(live) * (1 + max(map(len, trees))), time.perf_counter() - start)
+            seen = target.verify([s.slot for s in live], trees, windows)
+        rows = max(1 + len(t) + len(w or ()) for t, w in zip(trees, windows, strict=True))
+        self._budget.learn(len(live) * rows, time.perf_counter() - start)
         stats.passes += 1
+        stats.window_rows += sum(len(window) for window in windows if window is not None)
 
-        for sequence, tree, rows in zip(live, trees, seen, strict=True):
+        for sequence, tree, seen_rows in zip(live, trees, seen, strict=True):
             # Accept: plain decoding, replayed down the tree.
             with stats.timed("accept"):
-                walk = self._accept(sequence, tree, rows.logits)
+                walk = self._accept(sequence, tree, seen_rows.logits)
             stats.record(StepRecord(len(tree), walk.accepted, len(walk.chosen)))
             stats.count_depths(walk.accepted)
 
@@ -120,7 +129,13 @@ class Engine:
             with stats.timed("learn"):
                 sequence.drafter.learn(
                     Outcome(
-                        tree, walk.path, walk.chosen, sequence.context, rows.logits, rows.hidden
+                        tree,
+                        walk.path,
+                        walk.chosen,
+                        sequence.context,
+                        seen_rows.logits,
+                        seen_rows.hidden,
+                        seen_rows.window_tokens,
                     )
                 )
 
@@ -138,6 +153,16 @@ class Engine:
             limit = self._config.recycle_prompt
             if limit and self._config.draft_budget:
                 sequence.drafter.recycle(self._target.prompt_rows(sequence.slot, limit))
+
+    def _windows(self, live: Seq[Sequence], trees: Seq[DraftTree]) -> list[WindowRows | None]:
+        """Ask for windows; none where no guess can be of use any more."""
+        if self._config.window is None or not self._config.draft_budget:
+            return [None] * len(live)
+        costs = self._budget.window_costs(1 + max(map(len, trees)), len(live))
+        return [
+            s.drafter.window(s.context, s.max_offset, costs) if self._max_depth(s) else None
+            for s in live
+        ]
 
     def _max_depth(self, sequence: Sequence) -> int:
         left = sequence.max_depth

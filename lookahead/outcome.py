@@ -13,7 +13,7 @@ __all__ = ["Outcome", "PassRows", "PromptRows"]
 
 @dataclass(frozen=True)
 class PassRows:
-    """What one pass computed for the rows of one sequence.
+    """What one pass computed for the root and the nodes of one sequence, and for its window.
 
     Parameters
     ----------
@@ -21,10 +21,14 @@ class PassRows:
         The target's logits after each row.
     hidden : Tensor, float, [rows, width], or None
         What the output layer was given for each row; None where a model does not show it.
+    window_tokens : list of int, or None
+        The target's best token after each row of the last level of the window; None where no
+        window was run.
     """
 
     logits: Tensor
     hidden: Tensor | None = None
+    window_tokens: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,8 @@ class Outcome:
         The target's logits after each node, rejected ones included.
     hidden : Tensor, float, [nodes + 1, width], or None
         What the output layer was given for each node, in the dtype of the model.
+    window_tokens : list of int, or None
+        The target's best token after each row of the last level of the lookahead window.
     """
 
     tree: DraftTree
@@ -53,6 +59,7 @@ class Outcome:
     context: list[int]
     logits: Tensor
     hidden: Tensor | None = None
+    window_tokens: list[int] | None = None
 
     @property
     def before(self) -> list[int]:

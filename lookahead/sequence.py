@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lookahead.outcome import Outcome, PromptRows
 from lookahead.tree import DraftTree
+from lookahead.window import WindowRows
 
 __all__ = ["Chooser", "Sequence", "TokenBuffer", "TreeDrafter"]
 
@@ -42,6 +43,15 @@ class TreeDrafter(Protocol):
         costs: NDArray[np.float32] | None,
     ) -> DraftTree:
         """Guess what comes after ``context``."""
+
+    def window(
+        self, context: list[int], max_offset: int | None, costs: NDArray[np.float64] | None
+    ) -> WindowRows | None:
+        """Return the rows of the lookahead window for the next pass, if there is one.
+
+        ``max_offset`` is the farthest place behind the last token; ``costs`` is the relative time
+        of the pass with so many rows more, where the width depends on it.
+        """
 
     def learn(self, outcome: Outcome) -> None:
         """See what became of the tree that was drafted last."""
@@ -118,6 +128,8 @@ class Sequence:
         ``should_stop(ids, scores) -> bool``, asked after every token.
     max_length : int or None
         Length of ``seen`` at which the run surely ends; nothing is guessed beyond it.
+    max_positions : int or None
+        Length of ``seen`` at which the positions of the model end; no row stands beyond it.
     emit : callable or None
         Is handed every token, after the stopping rules have seen it.
     scores, logits : list of Tensor, float32, [1, vocab], or None
@@ -131,6 +143,7 @@ class Sequence:
     chooser: Chooser
     should_stop: Callable[[Tensor, tuple[Tensor, ...] | None], bool]
     max_length: int | None = None
+    max_positions: int | None = None
     emit: Callable[[int], None] | None = None
     scores: list[Tensor] | None = None
     logits: list[Tensor] | None = None
@@ -146,6 +159,13 @@ class Sequence:
         if self.max_length is None:
             return None
         return max(0, self.max_length - len(self.seen) - 1)
+
+    @property
+    def max_offset(self) -> int | None:
+        """Farthest place behind the root that a row may stand at; or None."""
+        if self.max_positions is None:
+            return None
+        return max(0, self.max_positions - len(self.seen))
 
     @property
     def num_new(self) -> int:

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
+from lookahead.drafters.window_choice import WindowChooser
 from lookahead.learnt import Identity, Learnt, Remember
 from lookahead.stats import DecodeStats
 from ngram_pool import Calibration
@@ -52,6 +53,7 @@ class Session:
         """Drop what was learnt, unsaved; files and the verdict of the self-test stay."""
         with self.lock:
             self.calibration = Calibration()
+            self.window_chooser = WindowChooser()
             learnt, self._learnt = self._learnt, {}
             at_end, self._at_end = self._at_end, {}
         for finalizer in at_end.values():

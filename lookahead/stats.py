@@ -53,6 +53,8 @@ class DecodeStats:
         Target passes after the prefill.
     drafted : int
         Nodes verified, over all sequences and passes.
+    window_rows : int
+        Rows of the lookahead window, over all sequences and passes.
     seconds, prefill_s : float
         Wall time of the call and of its prefill.
     by_source : dict of str to SourceStats
@@ -71,6 +73,7 @@ class DecodeStats:
     new_tokens: int = 0
     passes: int = 0
     drafted: int = 0
+    window_rows: int = 0
     seconds: float = 0.0
     prefill_s: float = 0.0
     by_source: dict[str, SourceStats] = field(default_factory=dict)
@@ -97,6 +100,11 @@ class DecodeStats:
     def nodes_per_pass(self) -> float:
         """Mean drafted nodes of a sequence in a pass."""
         return self.drafted / len(self.steps) if self.steps else 0.0
+
+    @property
+    def window_rows_per_pass(self) -> float:
+        """Mean rows of the window of a sequence in a pass."""
+        return self.window_rows / len(self.steps) if self.steps else 0.0
 
     @property
     def tokens_per_s(self) -> float:
@@ -137,9 +145,13 @@ class DecodeStats:
         sources = ", ".join(
             f"{name} {stats.accepted}/{stats.offered}" for name, stats in self.by_source.items()
         )
+        window = ""
+        if self.window_rows:
+            window = f", {self.window_rows_per_pass:.1f} window rows"
         line = (
             f"{head}; MAT {self.mean_acceptance_length:.2f} over {self.passes} passes "
-            f"({self.nodes_per_pass:.1f} nodes each); accepted/offered: {sources or 'nothing'}"
+            f"({self.nodes_per_pass:.1f} nodes each{window}); "
+            f"accepted/offered: {sources or 'nothing'}"
         )
         if self.break_even is not None:
             line += f"; break-even MAT {self.break_even:.2f}"

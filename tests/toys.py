@@ -17,6 +17,7 @@ from lookahead.drafters import MergedDrafter
 from lookahead.engine import Engine
 from lookahead.outcome import PassRows, PromptRows
 from lookahead.sequence import Sequence, TokenBuffer
+from lookahead.window import WindowRows
 
 #: Next-token law of a toy: probabilities after a context.
 Law = Callable[[list[int]], Seq[float]]
@@ -53,18 +54,38 @@ class TableTarget:
     def prompt_hidden(self, slot: int) -> Tensor | None:
         return None
 
-    def verify(self, slots: Seq[int], trees: Seq[DraftTree]) -> list[PassRows]:
+    def verify(
+        self,
+        slots: Seq[int],
+        trees: Seq[DraftTree],
+        windows: Seq[WindowRows | None] | None = None,
+    ) -> list[PassRows]:
         self.calls.append(("verify", *slots))
         self.trees = dict(zip(slots, trees, strict=True))
         rows = []
-        for slot, tree in self.trees.items():
+        for (slot, tree), window in zip(
+            self.trees.items(), windows or [None] * len(slots), strict=True
+        ):
             tokens = tree.tokens.tolist()
             contexts = [
                 [*self.cached[slot], tokens[0], *(tokens[n] for n in tree.path(node))]
                 for node in range(len(tokens))
             ]
-            rows.append(PassRows(self._logits(contexts)))
+            root = [*self.cached[slot], tokens[0]]
+            rows.append(PassRows(self._logits(contexts), None, self._window_tokens(root, window)))
         return rows
+
+    def _window_tokens(self, root: list[int], window: WindowRows | None) -> list[int] | None:
+        if window is None:
+            return None
+        contexts = []
+        for row in range(len(window) - window.num_read, len(window)):
+            seen = [n for n in range(len(window)) if window.may_see[row, n]]
+            seen.sort(key=lambda n: window.offsets[n])
+            # One token for each place from behind the root to the row's own.
+            assert [int(window.offsets[n]) for n in seen] == [*range(1, len(seen) + 1)]
+            contexts.append([*root, *(int(window.tokens[n]) for n in seen)])
+        return self._logits(contexts).argmax(dim=-1).tolist()
 
     def keep(self, slot: int, path: Seq[int]) -> None:
         self.calls.append(("keep", slot, tuple(path)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -23,12 +23,15 @@ from lookahead.drafters.answers import Answers
 from lookahead.drafters.base import NodeDrafter
 from lookahead.drafters.offers import as_offer
 from lookahead.drafters.rows import top_rows
+from lookahead.drafters.window import WindowDrafter
+from lookahead.drafters.window_choice import NGRAM_SIZE, WIDTHS, WindowChooser
 from lookahead.errors import LookaheadWarning
 from lookahead.outcome import Outcome, PromptRows
 from lookahead.stats import DecodeStats, SourceStats
 from lookahead.tree import DraftTree
+from lookahead.window import WindowRows
 from ngram_pool import Offer, Pool, Proposal
-from ngram_pool.layout import HEAD_OFFER
+from ngram_pool.layout import WINDOW_OFFER
 
 __all__ = ["MergedDrafter"]
 
@@ -53,8 +56,11 @@ class MergedDrafter:
         Is told what each source offered and got accepted.
     vocab_size : int
         Tokens from this on are never drafted.
-    node_drafters : sequence of NodeDrafter
-        Built-in drafters that are asked about nodes, in the order of what they cost.
+    node_drafters : mapping of int to NodeDrafter, optional
+        Built-in drafters that are asked about nodes, by source number, in the order in which they
+        are asked.
+    window_chooser : WindowChooser, optional
+        Chooses the width of the lookahead window where the settings leave it open.
     """
 
     def __init__(
@@ -63,7 +69,8 @@ class MergedDrafter:
         pool: Pool,
         stats: DecodeStats,
         vocab_size: int,
-        node_drafters: Sequence[NodeDrafter] = (),
+        node_drafters: Mapping[int, NodeDrafter] | None = None,
+        window_chooser: WindowChooser | None = None,
     ) -> None:
         self._config = config
         self._pool = pool
@@ -71,17 +78,17 @@ class MergedDrafter:
         self._vocab_size = vocab_size
         self._recycles = "recycled" in config.sources
         self._names = {1: "ngrams", 2: "recycled"}
+        self._window = _window_drafter(config, window_chooser)
         self._drafters: dict[int, Any] = dict(enumerate(config.drafters))
-        for source, drafter in enumerate(config.drafters):
+        if self._window is not None:
+            self._drafters[WINDOW_OFFER] = self._window
+        self._node_drafters: dict[int, NodeDrafter] = dict(node_drafters or {})
+        for source, drafter in [*self._drafters.items(), *self._node_drafters.items()]:
             kind = drafter if isinstance(drafter, type) else type(drafter)
             self._names[4 << source] = str(getattr(drafter, "name", kind.__name__))
+        for source, drafter in enumerate(config.drafters):
             if isinstance(drafter, type) or not hasattr(drafter, "draft"):
                 self._guard(source, functools.partial(self._make, source, drafter))
-        self._node_drafters: dict[int, NodeDrafter] = {
-            HEAD_OFFER + i: drafter for i, drafter in enumerate(node_drafters)
-        }
-        for source, node_drafter in self._node_drafters.items():
-            self._names[4 << source] = node_drafter.name
         for bit, name in self._names.items():
             if bit > 2 or name in config.sources:
                 stats.by_source.setdefault(name, SourceStats())
@@ -90,8 +97,8 @@ class MergedDrafter:
     def begin(self, context: list[int], hidden: Tensor | None = None) -> None:
         """Take in the committed tokens of a new sequence, and the hidden states of its prompt."""
         self._pool.extend(context)
-        for node_drafter in self._node_drafters.values():
-            node_drafter.begin(context, hidden)
+        for source in list(self._node_drafters):
+            self._call(source, "begin", context, hidden)
         for source in list(self._drafters):
             self._call(source, "begin", list(context))
 
@@ -138,29 +145,56 @@ class MergedDrafter:
             recycled=self._recycles,
         )
         offers = self._offers(context, max_nodes)
-        for source, drafter in self._node_drafters.items():
-            answers = Answers(source, max_depth)
-            for width in ROUNDS:
-                tree = as_tree(grow(offers=[*offers, *answers.as_offers()]))
-                nodes = answers.worth_asking(tree, width)
-                candidates = drafter.ask(context, tree, nodes) if nodes else None
-                if candidates is None:
-                    break
-                answers.take(tree, nodes, candidates)
-            offers += answers.as_offers()
+        for source in list(self._node_drafters):
+            offers += self._answers(source, context, grow, offers, max_depth)
         self._proposal = grow(costs=costs, offers=offers)
         return as_tree(self._proposal)
+
+    def _answers(
+        self,
+        source: int,
+        context: list[int],
+        grow: Callable[..., Proposal],
+        offers: list[Offer],
+        max_depth: int,
+    ) -> list[Offer]:
+        """Ask a node drafter in rounds, each about the tree that the answers so far give."""
+        answers = Answers(source, max_depth)
+        for width in ROUNDS:
+            tree = as_tree(grow(offers=[*offers, *answers.as_offers()]))
+            nodes = answers.worth_asking(tree, width)
+            drafter = self._node_drafters.get(source)
+            if not nodes or drafter is None:
+                break
+            ask = functools.partial(drafter.ask, context, tree, nodes)
+            candidates = self._guard(source, ask)
+            if candidates is None:
+                break
+            answers.take(tree, nodes, candidates)
+        return answers.as_offers()
+
+    def window(
+        self, context: list[int], max_offset: int | None, costs: NDArray[np.float64] | None
+    ) -> WindowRows | None:
+        """Return the rows of the lookahead window for the next pass, if there is one."""
+        if self._window is None or WINDOW_OFFER not in self._drafters:
+            return None
+        rows = functools.partial(self._window.rows, context, max_offset, costs)
+        return self._guard(WINDOW_OFFER, rows)
 
     def learn(self, outcome: Outcome) -> None:
         """See what became of the tree that was drafted last."""
         if self._proposal is not None:
             self._pool.learn(self._proposal, outcome.path, outcome.chosen)
             self._count(self._proposal, outcome.path)
+        if WINDOW_OFFER in self._drafters:
+            gained = self._window_gain(outcome.path)
+            self._call(WINDOW_OFFER, "earned", gained, len(outcome.chosen))
         if self._recycles:
             self._recycle_nodes(outcome)
         self._pool.extend(outcome.chosen)
-        for node_drafter in self._node_drafters.values():
-            node_drafter.learn(outcome)
+        for source in list(self._node_drafters):
+            self._call(source, "learn", outcome)
         for source in list(self._drafters):
             # Lists of its own: a drafter that writes into what it is shown harms nobody.
             shown = replace(
@@ -207,6 +241,14 @@ class MergedDrafter:
             self._stats.by_source[name].offered += len(mine)
             self._stats.by_source[name].accepted += len(accepted.intersection(mine))
 
+    def _window_gain(self, path: list[int]) -> int:
+        """Count accepted nodes from the first one on that only the window named."""
+        if self._proposal is None:
+            return 0
+        alone = 4 << WINDOW_OFFER
+        own = [i for i, node in enumerate(path) if self._proposal.sources[node] == alone]
+        return len(path) - own[0] if own else 0
+
     def _make(self, source: int, factory: Callable[[], Any]) -> None:
         drafter = factory()
         if not callable(getattr(drafter, "draft", None)):
@@ -214,7 +256,8 @@ class MergedDrafter:
         self._drafters[source] = drafter
 
     def _call(self, source: int, method: str, *args: Any) -> None:
-        function = getattr(self._drafters[source], method, None)
+        drafter = self._node_drafters.get(source) or self._drafters[source]
+        function = getattr(drafter, method, None)
         if function is not None:
             self._guard(source, functools.partial(function, *args))
 
@@ -224,7 +267,8 @@ class MergedDrafter:
             return function()
         except Exception as error:  # noqa: BLE001 - a stranger's code may raise anything
             self._report(source, f"raised {type(error).__name__}: {error}; it was dropped")
-            del self._drafters[source]
+            self._drafters.pop(source, None)
+            self._node_drafters.pop(source, None)
             return None
 
     def _report(self, source: int, fault: str) -> None:
@@ -240,6 +284,10 @@ class MergedDrafter:
 
 def as_tree(proposal: Proposal) -> DraftTree:
     """Return the tree of a proposal."""
-    return DraftTree(
-        proposal.tokens, proposal.parents, proposal.depths, proposal.probabilities
-    )
+    return DraftTree(proposal.tokens, proposal.parents, proposal.depths, proposal.probabilities)
+
+
+def _window_drafter(config: Config, chooser: WindowChooser | None) -> WindowDrafter | None:
+    if config.window == "auto":
+        return WindowDrafter(chooser or WindowChooser(), NGRAM_SIZE, max(WIDTHS))
+    return WindowDrafter(*config.window) if isinstance(config.window, tuple) else None

@@ -57,6 +57,7 @@ class RunningRegression:
         inputs : Tensor, float32, [rows, 2 * width]
             Halves of unit length.
         outputs : Tensor, float32, [rows, out]
+            What goes with them.
         noise : float
             Less counts more.
         """
@@ -98,8 +99,10 @@ class RunningRegression:
     def _kernel(self, left: Tensor, right: Tensor) -> Tensor:
         """Return k between rows, [left, right]."""
         cosines = left @ right.T  # both halves together: 2 where the inputs are the same
-        return torch.exp((2 * NARROWNESS) * (cosines - 2)).mul_(GAUSSIAN).add_(
-            cosines + 1 / 24**2, alpha=LINEAR
+        return (
+            torch.exp((2 * NARROWNESS) * (cosines - 2))
+            .mul_(GAUSSIAN)
+            .add_(cosines + 1 / 24**2, alpha=LINEAR)
         )
 
     def _allocate(self, inputs: Tensor, outputs: Tensor) -> None:

@@ -25,8 +25,11 @@ def head_inputs(ends: ModelEnds, hidden: Tensor, tokens: Tensor) -> Tensor:
     Parameters
     ----------
     ends : ModelEnds
+        Embedding of the target.
     hidden : Tensor, float32, [rows, width]
+        What the output layer was given.
     tokens : Tensor, int64, [rows]
+        The token after each.
 
     Returns
     -------

@@ -11,16 +11,17 @@ from lookahead.drafters.readout import Readout
 from lookahead.drafters.sums import HeadSums
 from lookahead.hf.ends import ends_of
 from lookahead.learnt import Learnt
+from ngram_pool.layout import HEAD_OFFER
 
 __all__ = ["node_drafters"]
 
 
-def node_drafters(model: Any, config: Config, learnt: Learnt) -> list[NodeDrafter]:
-    """Make them for one sequence, as far as the settings ask for them and the model lets them."""
+def node_drafters(model: Any, config: Config, learnt: Learnt) -> dict[int, NodeDrafter]:
+    """Make them for one sequence, by source number, as far as settings and model let them."""
     ends = ends_of(model) if "head" in config.sources and config.draft_budget else None
     if ends is None:
-        return []
+        return {}
     if learnt.sums is None:
         learnt.keep(HeadSums(ends))
     assert isinstance(learnt.sums, HeadSums)
-    return [LeastSquaresHead(ends, Readout(ends, range(FIRST_TOKENS)), learnt.sums)]
+    return {HEAD_OFFER: LeastSquaresHead(ends, Readout(ends, range(FIRST_TOKENS)), learnt.sums)}

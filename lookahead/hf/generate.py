@@ -26,6 +26,7 @@ from lookahead.budget import Budget, CostCurve
 from lookahead.choose import NodeChooser
 from lookahead.config import Config
 from lookahead.drafters import MergedDrafter
+from lookahead.drafters.window_choice import most_window_rows
 from lookahead.engine import Engine
 from lookahead.errors import UnsupportedError
 from lookahead.hf.cache import SlotCache
@@ -164,6 +165,7 @@ def decode(
             stats,
             vocab_size(call.model),
             node_drafters(call.model, config, learnt),
+            session.window_chooser,
         )
         sequences.append(_sequence(call, slot, context, drafter, extras))
     curve = _curve(call.model, learnt)
@@ -177,7 +179,8 @@ def decode(
     for note in learnt.notes():
         stats.note(note)
     if stats.steps:
-        stats.break_even = float(curve.relative(1 + round(stats.nodes_per_pass))[-1])
+        rows = 1 + round(stats.nodes_per_pass + stats.window_rows_per_pass)
+        stats.break_even = float(curve.relative(rows)[-1])
     return _result(call, sequences, cache, given, stats)
 
 
@@ -211,6 +214,7 @@ def _sequence(
         chooser=chooser,
         should_stop=should_stop,
         max_length=_max_length(call),
+        max_positions=_max_positions(call),
         emit=_emitter(extras.streamer),
         scores=scores,
         logits=logits,
@@ -244,23 +248,31 @@ def _contexts(call: Prepared) -> list[list[int]]:
 def _max_length(call: Prepared) -> int | None:
     """Length of what the library calls input_ids at which the run ends or positions run out."""
     bound: int | None = call.stopping_criteria.max_length
+    room = _max_positions(call)
+    if bound is None or room is None:
+        return room if bound is None else bound
+    return min(bound, room)
+
+
+def _max_positions(call: Prepared) -> int | None:
+    """Length of what the library calls input_ids at which positions run out."""
     text = call.model.config.get_text_config(decoder=True)
     positions = getattr(text, "max_position_embeddings", None)
     if positions is None:
-        return bound
+        return None
     # Where the prompt came as embeddings or in a cache, ids are fewer than positions.
     last = int(call.model_kwargs["position_ids"][..., -1].max())
-    room = int(positions - (last + 1) + call.input_ids.shape[1])
-    return room if bound is None else min(bound, room)
+    return int(positions - (last + 1) + call.input_ids.shape[1])
 
 
 def _slot_limit(call: Prepared, config: Config) -> int | None:
-    """Return the most slots that the cache can need, tree included."""
+    """Return the most slots that the cache can need, tree and window included."""
     bound = call.stopping_criteria.max_length
     if bound is None:
         return None
     prompt = int(call.model_kwargs["position_ids"].shape[-1])
-    return int(bound - call.input_ids.shape[1] + prompt + config.draft_budget)
+    rows = config.draft_budget + most_window_rows(config.window)
+    return int(bound - call.input_ids.shape[1] + prompt + rows)
 
 
 def _verdict(model: Any, session: Session) -> str | None:

@@ -41,8 +41,11 @@ class Seen:
 
 
 @contextmanager
-def output_input(model: Any) -> Iterator[Seen]:
-    """Look at what the output layer is given by the forwards of this thread in the block."""
+def output_input(model: Any, read: list[int] | None = None) -> Iterator[Seen]:
+    """Look at what the output layer is given by the forwards of this thread in the block.
+
+    With ``read`` it is handed these rows only: others cost a row of the vocabulary for nothing.
+    """
     seen = Seen()
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Module):
@@ -50,9 +53,13 @@ def output_input(model: Any) -> Iterator[Seen]:
         return
     thread = threading.get_ident()
 
-    def see_output_input(_module: nn.Module, args: tuple[Any, ...]) -> None:
-        if threading.get_ident() == thread and args:
-            seen.output_input = args[0]
+    def see_output_input(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if threading.get_ident() != thread or not args:
+            return None
+        taken = seen.output_input = args[0]
+        if read is None or taken.ndim != 3 or taken.shape[1] <= read[-1]:
+            return None
+        return (taken[:, read], *args[1:])
 
     hook = head.register_forward_pre_hook(see_output_input)
     try:

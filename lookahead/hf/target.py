@@ -18,7 +18,9 @@ from lookahead.hf.masks import Visibility, tree_attention
 from lookahead.hf.observe import last_hidden_state, output_input
 from lookahead.hf.split import LayerSplit
 from lookahead.outcome import PassRows, PromptRows
+from lookahead.rows import Rows, rows_of
 from lookahead.tree import DraftTree
+from lookahead.window import WindowRows
 
 __all__ = ["HFTarget"]
 
@@ -206,21 +208,27 @@ class HFTarget:
         assert hidden is not None
         return hidden
 
-    def verify(self, slots: Sequence[int], trees: Sequence[DraftTree]) -> list[PassRows]:
-        """Run all trees in one pass; return for each what it computed, [nodes + 1] rows.
+    def verify(
+        self,
+        slots: Sequence[int],
+        trees: Sequence[DraftTree],
+        windows: Sequence[WindowRows | None] | None = None,
+    ) -> list[PassRows]:
+        """Run all trees and windows in one pass; return for each what it computed.
 
-        Rows that were peeked at in this step go through the remaining layers only.
+        Rows that were peeked at in this step go through the remaining layers only; such a step
+        runs no window.
         """
         self._hidden = None
         self._prompt_left = {}
         self._left = {}
         if self._early is not None:
             return [self._verify_rest(self._early, slots[0], trees[0])]
-        by_slot: list[DraftTree | None] = [None] * len(self._contexts)
-        for slot, tree in zip(slots, trees, strict=True):
-            by_slot[slot] = tree
+        by_slot: list[Rows | None] = [None] * len(self._contexts)
+        for slot, tree, window in zip(slots, trees, windows or [None] * len(slots), strict=True):
+            by_slot[slot] = rows_of(tree, window)
         with self._watching() as left:
-            rows = self._run_trees(by_slot)
+            rows = self._run_rows(by_slot)
         for slot, tree in zip(slots, trees, strict=True):
             for layer, hidden in left.items():
                 self._left[slot, layer] = hidden[slot, : len(tree.tokens)]
@@ -257,28 +265,36 @@ class HFTarget:
         hidden = early.left(early.exit_layer, rows)
         assert hidden is not None
         with self._split.rest(early.exit_layer, hidden[None], self._watched) as left:
-            seen = self._run_trees([tree])[0]
+            seen = self._run_rows([rows_of(tree)])[0]
         for layer in self._watched:
             known = left[layer][0] if layer in left else early.left(layer, rows)
             if known is not None:
                 self._left[slot, layer] = known
         return seen
 
-    def _run_trees(self, trees: Sequence[DraftTree | None]) -> list[PassRows]:
-        """Run a forward over one tree for each sequence; nobody reads the rows of None."""
-        corners = [None if tree is None else Corner.of_tree(tree) for tree in trees]
-        sizes = [0 if tree is None else len(tree.tokens) for tree in trees]
-        tokens = np.zeros((len(trees), max(sizes)), dtype=np.int64)
-        for slot, tree in enumerate(trees):
-            if tree is not None:
-                tokens[slot, : sizes[slot]] = tree.tokens
-        with output_input(self._model) as seen:
+    def _run_rows(self, by_slot: Sequence[Rows | None]) -> list[PassRows]:
+        """Run a forward over the rows of each sequence; nobody reads those of None."""
+        there = [rows for rows in by_slot if rows is not None]
+        num_rows = max(map(len, there))
+        tokens = np.zeros((len(by_slot), num_rows), dtype=np.int64)
+        for slot, rows in enumerate(by_slot):
+            if rows is not None:
+                tokens[slot, : len(rows)] = rows.tokens
+        corners = [None if rows is None else Corner(rows.may_see, rows.offsets) for rows in by_slot]
+        read = _rows_read(there)
+        with output_input(self._model, read if len(read) < num_rows else None) as seen:
             # In 32 bits an argmax is four times faster than in 16, and no less exact.
             logits: Tensor = self._run(tokens, corners).logits.float()
-        hidden = seen.of_rows(tokens.shape[1])
+        hidden = seen.of_rows(num_rows)
+        if logits.shape[1] == num_rows:  # the output layer was not ours to narrow
+            read = list(range(num_rows))
         return [
-            PassRows(logits[slot, :size], None if hidden is None else hidden[slot, :size])
-            for slot, size in enumerate(sizes)
+            PassRows(
+                logits[slot, : _nodes(rows)],
+                None if hidden is None else hidden[slot, : _nodes(rows)],
+                _window_tokens(rows, logits[slot], read),
+            )
+            for slot, rows in enumerate(by_slot)
         ]
 
     def _run(
@@ -358,3 +374,24 @@ class HFTarget:
         return Visibility(
             visible, torch.from_numpy(row_slots).to(device), torch.from_numpy(key_slots).to(device)
         )
+
+
+def _nodes(rows: Rows | None) -> int:
+    """Return how many rows are those of a tree, its root included."""
+    return 0 if rows is None else rows.num_nodes
+
+
+def _rows_read(there: Sequence[Rows]) -> list[int]:
+    """Return the rows of a pass whose logits any sequence reads: its tree's, and of its window."""
+    read = set(range(max(rows.num_nodes for rows in there)))
+    return sorted(read.union(*(rows.window_read for rows in there)))
+
+
+def _window_tokens(rows: Rows | None, logits: Tensor, read: list[int]) -> list[int] | None:
+    """Return the best tokens after the last level of a window; ``logits`` are of rows ``read``."""
+    if rows is None or not rows.window_read:
+        return None
+    # The last level stands in one piece at the end of a sequence's rows, and all of it is read.
+    start = read.index(rows.window_read.start)
+    tokens: list[int] = logits[start : start + len(rows.window_read)].argmax(dim=-1).tolist()
+    return tokens

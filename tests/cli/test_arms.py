@@ -11,6 +11,7 @@ import typer
 from lookahead.cli.benchmark.arms import check_settings, make_arms, parse_arms, with_nodes
 from lookahead.cli.benchmark.llama_cpp_arm import LlamaCppArm
 from lookahead.cli.console import CommandError
+from lookahead.config import Config
 from lookahead.errors import ConfigError
 
 
@@ -48,6 +49,22 @@ def test_nodes_reach_ours_only_and_a_variant_keeps_its_own() -> None:
 def test_nonsense_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter):
         parse_arms(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "window"),
+    [("7/5/7", (7, 5, 7)), ("auto", "auto"), ("0", None), ("off", None), ("none", None)],
+)
+def test_a_window_is_written_with_slashes(text: str, window: Any) -> None:
+    specs = parse_arms(f"lookahead:nodes=8,window={text},sources=ngrams")
+    check_settings(specs)
+    assert Config(**specs[1].settings).window == window
+
+
+@pytest.mark.parametrize("text", ["7/5", "7", "7/x/7", "7/5/7/9", "7/5/-7", "//"])
+def test_a_window_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="window"):
+        check_settings(parse_arms(f"lookahead:window={text}"))
 
 
 def test_settings_are_checked_by_name_and_value() -> None:

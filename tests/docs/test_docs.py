@@ -27,6 +27,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import lookahead
 from lookahead.cli.app import app
+from lookahead.rows import rows_of
+from lookahead.window import LookaheadWindow
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -324,6 +326,23 @@ def test_mask_in_the_readme_is_that_of_the_tree() -> None:
     tree = lookahead.DraftTree.from_paths(on, [[the, mat], [the, sofa], [a]])
     assert [row[:width].split()[-1] for row in rows[1:]] == head.split()[1:]
     assert shown == tree.ancestors().tolist()
+
+
+@pytest.mark.parametrize(("place", "num_columns"), [(0, 3), (1, 5)])
+def test_tables_of_the_window_are_those_that_run(place: int, num_columns: int) -> None:
+    head, *drawn = with_language(DOCS / "window.md", "text")[place].text.splitlines()
+    columns = [match.start() for match in re.finditer(r"\S+", head)]
+    shown = [[row[column : column + 1] == "x" for column in columns] for row in drawn]
+    assert [row.split()[0] for row in drawn] == head.split()
+    window = LookaheadWindow(num_columns, 4, [1])
+    for _ in range(2):
+        before = window.rows()
+        assert before is not None
+        window.advance(1, [1] * before.num_read)
+    guess = [int(name[1:]) for name in head.split() if name.startswith("g")]
+    rows = rows_of(lookahead.DraftTree.from_paths(0, [guess]), window.rows())
+    assert rows.may_see.tolist() == shown
+    assert rows.offsets.tolist() == [int(name[-1]) for name in head.split()]
 
 
 def test_citation_has_the_version() -> None:

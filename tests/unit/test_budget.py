@@ -187,3 +187,17 @@ def test_a_stored_curve_never_falls_with_more_rows_either(measurements):
     found = curve.seconds(257)
     assert np.isfinite(found).all()
     assert (np.diff(found) >= 0).all()
+
+
+def test_the_cost_of_a_window_is_that_of_its_rows_on_top_of_the_tree():
+    curve = CostCurve("cpu")
+    costs = Budget(Config(window="auto"), curve).window_costs(17, 2)
+    relative = curve.relative(257)
+    assert costs[0] == 1.0
+    assert costs[27] == pytest.approx(relative[2 * (17 + 27) - 1] / relative[2 * 17 - 1])
+    assert len(costs) == 257 // 2 - 17 + 1
+    assert len(Budget(Config(window="auto"), curve).window_costs(250, 4)) == 1
+
+
+def test_nobody_asks_for_the_cost_of_a_fixed_window():
+    assert Budget(Config(window=(7, 5, 7)), CostCurve()).window_costs(17, 1) is None

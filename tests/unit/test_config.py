@@ -47,6 +47,16 @@ def test_lists_are_taken_for_tuples():
         ("max_nodes", 257, "a whole number from 0 to 256"),
         ("max_depth", 0, "a whole number from 1 to 256"),
         ("recycle_prompt", -5, "a whole number from 0 to"),
+        ("window", (0, 5, 7), "number of columns must be a whole number from 1 to 128"),
+        ("window", (7, 1, 7), "length of the n-grams must be a whole number from 2 to 16"),
+        ("window", (7, 5, -1), "number of guesses must be a whole number from 1 to 128"),
+        ("window", ("7", 5, 7), "number of columns must be a whole number from 1 to 128"),
+        ("window", (7.0, 5, 7), "number of columns must be a whole number from 1 to 128"),
+        ("window", (7, 5), "three whole numbers"),
+        ("window", 7, "three whole numbers"),
+        ("window", "7/5/7", "three whole numbers"),
+        ("window", True, "three whole numbers"),
+        ("window", (128, 4, 7), "at most 256 rows"),
         ("strict", 0, "True or False"),
         ("sources", ("fortune",), "'ngrams', 'recycled'"),
         ("drafters", (3,), "a draft"),
@@ -55,8 +65,25 @@ def test_lists_are_taken_for_tuples():
 def test_a_message_gives_the_range_and_the_value(name, value, expected):
     with pytest.raises(ConfigError, match=expected) as caught:
         Config(**{name: value})
-    shown = value[0] if isinstance(value, tuple) else value
-    assert repr(shown) in str(caught.value)
+    shown = value if isinstance(value, tuple) else (value,)
+    assert any(repr(one) in str(caught.value) for one in shown)
+
+
+@pytest.mark.parametrize("off", [None, 0, False])
+def test_a_window_can_be_off_in_more_than_one_way(off):
+    assert Config(window=off).window is None
+
+
+def test_a_window_is_a_shape_or_chosen():
+    assert Config(window=[7, 5, 7]).window == (7, 5, 7)
+    assert Config(window="auto").window == "auto"
+    assert Config(window=(64, 5, 1)).window == (64, 5, 1)
+
+
+def test_a_window_takes_the_place_of_one_drafter():
+    Config(drafters=(Fixed([1]),) * 3, window="auto")
+    with pytest.raises(ConfigError, match="at most 3"):
+        Config(drafters=(Fixed([1]),) * 4, window="auto")
 
 
 def test_at_most_four_drafters_can_be_merged():

@@ -249,7 +249,7 @@ def _parse_arm(name: str) -> ArmSpec:
 
 
 def _parse_value(key: str, text: str) -> Any:
-    """Turn ``8``, ``0.5``, ``on``, ``auto``, ``a+b`` into a value."""
+    """Turn ``8``, ``0.5``, ``on``, ``auto``, ``a+b``, ``7/5/7`` into a value."""
     words: dict[str, Any] = {
         "on": True,
         "true": True,
@@ -259,6 +259,10 @@ def _parse_value(key: str, text: str) -> Any:
     }
     if key == "sources":
         return () if text in {"", "none", "off"} else tuple(text.split("+"))
+    if key == "window" and "/" in text:
+        return tuple(int(part) if part.isdecimal() else part for part in text.split("/"))
+    if key == "window" and text.lower() in {"off", "false"}:
+        return None
     if "+" in text:
         return tuple(text.split("+"))
     if text.lower() in words:

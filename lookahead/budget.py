@@ -16,8 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lookahead.config import Config
+from lookahead.pace import Pace, Trust
+from lookahead.tree import DraftTree
 
-__all__ = ["Budget", "CostCurve"]
+__all__ = ["Budget", "CostCurve", "Plan"]
 
 #: Rows at which the curve is kept; costs in between are interpolated.
 KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 257)
@@ -211,8 +213,30 @@ def _filled(ratio: NDArray[np.float64]) -> NDArray[np.float64]:
     return filled
 
 
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What a step may spend on guesses.
+
+    Parameters
+    ----------
+    max_nodes : int
+        Most nodes of a tree; 0 is a plain step.
+    costs : ndarray, float32, [max_nodes + 1], or None
+        Relative time of a pass by nodes of each tree; None where their number is fixed.
+    trust : float
+        Share of what probabilities promise that is believed when a tree is cut.
+    token_s : float or None
+        What one more token of a sequence is worth in seconds; None where time is no matter.
+    """
+
+    max_nodes: int
+    costs: NDArray[np.float32] | None = None
+    trust: float = 1.0
+    token_s: float | None = None
+
+
 class Budget:
-    """Decides the size of the trees of one step.
+    """Decides what each step may spend: the size of its trees, or none at all.
 
     Parameters
     ----------
@@ -224,21 +248,23 @@ class Budget:
     def __init__(self, config: Config, curve: CostCurve) -> None:
         self._config = config
         self._curve = curve
+        self._pace = Pace()
+        self._trust = Trust()
 
-    def max_nodes(self, live: int) -> int:
-        """Return the most nodes for each of ``live`` sequences in one pass."""
-        return self._config.draft_budget if live == 1 else self._config.draft_budget // live
-
-    def costs(self, max_nodes: int, live: int) -> NDArray[np.float32] | None:
-        """Return the relative time of a pass with 0 to ``max_nodes`` nodes a sequence.
-
-        Returns
-        -------
-        ndarray, float32, [max_nodes + 1], or None
-            None where the number of nodes is fixed by the settings.
-        """
+    def plan(self, live: int) -> Plan:
+        """Return what a step of ``live`` sequences may spend."""
+        max_nodes = self._config.draft_budget // live
         if self._config.nodes != "auto":
-            return None
+            return Plan(max_nodes)
+        if self._pace.is_resting:
+            return Plan(0)
+        costs = self.costs(max_nodes, live)
+        seconds = self._curve.seconds(live)
+        token_s = None if seconds is None else float(seconds[-1])
+        return Plan(max_nodes, costs, self._trust.share, token_s)
+
+    def costs(self, max_nodes: int, live: int) -> NDArray[np.float32]:
+        """Return the relative time of a pass with 0 to ``max_nodes`` nodes a sequence."""
         curve = self._curve.relative((max_nodes + 1) * live)
         costs: NDArray[np.float32] = (curve[live - 1 :: live] / curve[live - 1]).astype(np.float32)
         return costs
@@ -265,6 +291,15 @@ class Budget:
         costs: NDArray[np.float64] = curve[rows * live - 1 :: live] / curve[rows * live - 1]
         return costs
 
-    def learn(self, rows: int, seconds: float) -> None:
+    def learn_pass(self, rows: int, seconds: float) -> None:
         """Take in the time of one pass over ``rows`` rows, all sequences together."""
         self._curve.learn(rows, seconds)
+
+    def learn_step(self, live: int, emitted: int, seconds: float) -> None:
+        """Take in a whole step of ``live`` sequences: tokens of all of them, and its time."""
+        plain = self._curve.seconds(live)
+        self._pace.learn(emitted / live, seconds, None if plain is None else float(plain[-1]))
+
+    def learn_tree(self, tree: DraftTree, accepted: int) -> None:
+        """Take in what became of one tree."""
+        self._trust.learn(float(tree.probabilities[1:].sum()), accepted)

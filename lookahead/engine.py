@@ -7,7 +7,7 @@ given. An empty tree is plain decoding; there is no other loop.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
@@ -31,8 +31,8 @@ class Target(Protocol):
     def prefill(self) -> Tensor:
         """Run the prompts; return the logits after each, float, [sequences, vocab]."""
 
-    def prompt_rows(self, slot: int, limit: int) -> Iterable[PromptRows]:
-        """Yield logits after the last ``limit`` prompt positions of a sequence, in parts."""
+    def prompt_rows(self, slot: int, limit: int) -> Iterator[PromptRows]:
+        """Yield logits after the last ``limit`` prompt positions, in parts, newest first."""
 
     def prompt_hidden(self, slot: int) -> Tensor | None:
         """Return what the output layer would be given for the last prompt positions, or None.
@@ -97,20 +97,20 @@ class Engine:
     def step(self, live: Seq[Sequence]) -> None:
         """Advance every live sequence by at least one token, in one target pass."""
         stats, target = self._stats, self._target
+        begun, emitted = time.perf_counter(), 0
 
         # Draft: guess continuations of the last committed token.
         with stats.timed("draft"):
-            max_nodes = self._budget.max_nodes(len(live))
-            costs = self._budget.costs(max_nodes, len(live))
-            trees = [s.drafter.draft(s.context, max_nodes, self._max_depth(s), costs) for s in live]
-            windows = self._windows(live, trees)
+            plan = self._budget.plan(len(live))
+            trees = [s.drafter.draft(s.context, plan, self._max_depth(s)) for s in live]
+            windows = self._windows(live, trees) if plan.max_nodes else [None] * len(live)
 
         # Verify: one target pass scores every node of every tree.
         start = time.perf_counter()
         with stats.timed("verify"):
             seen = target.verify([s.slot for s in live], trees, windows)
         rows = max(1 + len(t) + len(w or ()) for t, w in zip(trees, windows, strict=True))
-        self._budget.learn(len(live) * rows, time.perf_counter() - start)
+        self._budget.learn_pass(len(live) * rows, time.perf_counter() - start)
         stats.passes += 1
         stats.window_rows += sum(len(window) for window in windows if window is not None)
 
@@ -120,6 +120,8 @@ class Engine:
                 walk = self._accept(sequence, tree, seen_rows.logits)
             stats.record(StepRecord(len(tree), walk.accepted, len(walk.chosen)))
             stats.count_depths(walk.accepted)
+            self._budget.learn_tree(tree, walk.accepted)
+            emitted += len(walk.chosen)
 
             # Commit: the K/V of root and accepted nodes stay, the rest is dropped.
             with stats.timed("commit"):
@@ -138,6 +140,7 @@ class Engine:
                         seen_rows.window_tokens,
                     )
                 )
+        self._budget.learn_step(len(live), emitted, time.perf_counter() - begun)
 
     def _accept(self, sequence: Sequence, tree: DraftTree, logits: Tensor) -> Walk:
         sequence.chooser.begin(logits)

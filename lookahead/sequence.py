@@ -6,7 +6,7 @@ model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lookahead.budget import Plan
 from lookahead.outcome import Outcome, PromptRows
 from lookahead.tree import DraftTree
 from lookahead.window import WindowRows
@@ -32,17 +33,14 @@ class TreeDrafter(Protocol):
         last positions before the last committed token; None where it is not known.
         """
 
-    def recycle(self, rows: Iterable[PromptRows]) -> None:
-        """Take in the target's candidates after positions of the prompt."""
+    def recycle(self, rows: Iterator[PromptRows]) -> None:
+        """Take in the target's candidates after positions of the prompt, newest first.
 
-    def draft(
-        self,
-        context: list[int],
-        max_nodes: int,
-        max_depth: int,
-        costs: NDArray[np.float32] | None,
-    ) -> DraftTree:
-        """Guess what comes after ``context``."""
+        Parts that are not taken now may be taken later, as far as they are worth their time.
+        """
+
+    def draft(self, context: list[int], plan: Plan, max_depth: int) -> DraftTree:
+        """Guess what comes after ``context``, spending what the plan allows."""
 
     def window(
         self, context: list[int], max_offset: int | None, costs: NDArray[np.float64] | None

@@ -39,7 +39,13 @@ class Pool(Protocol):
         ...
 
     def recycle(
-        self, previous: ArrayLike, tokens: ArrayLike, top_tokens: ArrayLike, top_probs: ArrayLike
+        self,
+        previous: ArrayLike,
+        tokens: ArrayLike,
+        top_tokens: ArrayLike,
+        top_probs: ArrayLike,
+        *,
+        renew: bool = True,
     ) -> None:
         """Remember the target's top tokens after pairs of tokens; the newest row of a key wins."""
         ...
@@ -49,6 +55,7 @@ class Pool(Protocol):
         max_nodes: int,
         *,
         costs: ArrayLike | None = None,
+        trust: float = 1.0,
         max_depth: int = 24,
         min_probability: float = 0.01,
         ngrams: bool = True,

@@ -29,6 +29,7 @@ class Limits(NamedTuple):
     max_depth: int
     min_probability: float
     costs: Float32Array  # [max_nodes + 1], or empty: no cut
+    trust: float
 
 
 def plain(values: ArrayLike, dtype: type[np.generic]) -> NDArray[Any]:
@@ -95,22 +96,28 @@ def row_batch(
 
 
 def check_limits(
-    max_nodes: int, max_depth: int, min_probability: float, costs: ArrayLike | None
+    max_nodes: int,
+    max_depth: int,
+    min_probability: float,
+    costs: ArrayLike | None,
+    trust: float = 1.0,
 ) -> Limits:
     """Check the numeric arguments of ``propose``.
 
     Raises
     ------
     ValueError
-        If one is negative, or ``costs`` is too short or not above 0.
+        If one is negative, ``trust`` is above 1, or ``costs`` is too short or not above 0.
     """
     if max_nodes < 0 or max_depth < 0 or not min_probability >= 0.0:
         raise ValueError(
             "Expected max_nodes, max_depth and min_probability from 0, "
             f"received {max_nodes}, {max_depth} and {min_probability}."
         )
+    if not 0.0 <= trust <= 1.0:
+        raise ValueError(f"Expected trust from 0 to 1, received {trust}.")
     if costs is None:
-        return Limits(max_nodes, max_depth, min_probability, NO_COSTS)
+        return Limits(max_nodes, max_depth, min_probability, NO_COSTS, trust)
     times = plain(costs, np.float32)
     # Written so that NaN is refused as well.
     if times.ndim != 1 or times.size <= max_nodes or not times.min() > 0.0:
@@ -118,7 +125,7 @@ def check_limits(
             f"Expected costs above 0 for 0 to {max_nodes} nodes, received shape {times.shape}"
             + (f" with a minimum of {times.min()}." if times.size else ".")
         )
-    return Limits(max_nodes, max_depth, min_probability, times)
+    return Limits(max_nodes, max_depth, min_probability, times, trust)
 
 
 def check_sizes(max_tokens: int, max_rows: int) -> None:

@@ -28,11 +28,14 @@ __all__: list[str] = []
 
 
 @helper
-def _row_for(rows: RowArrays, previous: int, token: int, max_rows: int) -> int:
-    """Row of a key: its own, a new one, or that of the oldest key, which is forgotten."""
+def _row_for(rows: RowArrays, previous: int, token: int, max_rows: int, renew: bool) -> int:
+    """Row of a key: its own, a new one, or that of the oldest key, which is forgotten.
+
+    0 if the key has a row that is not to be renewed.
+    """
     number = _find(rows.keys, rows.slots, previous, token)
     if number != 0:
-        return number
+        return number if renew else 0
     if rows.header[NUM_ROWS] < max_rows:
         rows.header[NUM_ROWS] += 1
         number = rows.header[NUM_ROWS]
@@ -48,7 +51,9 @@ def _row_for(rows: RowArrays, previous: int, token: int, max_rows: int) -> int:
 
 @helper
 def _write_row(rows: RowArrays, number: int, tokens: Int64Array, probs: Float32Array) -> None:
-    """Copy a row; what is no token or no probability becomes padding."""
+    """Copy a row; what is no token or no probability becomes padding. Row 0 is none."""
+    if number == 0:
+        return
     for rank in range(ROW_WIDTH):
         rows.tokens[number, rank] = NONE
         rows.probs[number, rank] = 0.0
@@ -59,7 +64,7 @@ def _write_row(rows: RowArrays, number: int, tokens: Int64Array, probs: Float32A
 
 
 @entry(
-    f"void({INT64}, {INT32_2D}, {INT32_2D}, {FLOAT32_2D}, {INT32}, i8, "
+    f"void({INT64}, {INT32_2D}, {INT32_2D}, {FLOAT32_2D}, {INT32}, i8, b1, "
     f"{INT64}, {INT64}, {INT64_2D}, {FLOAT32_2D})"
 )
 def _recycle(
@@ -69,6 +74,7 @@ def _recycle(
     row_probs: Float32Array,
     slots: Int32Array,
     max_rows: int,
+    renew: bool,
     previous: Int64Array,
     tokens: Int64Array,
     top_tokens: Int64Array,
@@ -78,7 +84,7 @@ def _recycle(
     rows = RowArrays(header, keys, row_tokens, row_probs, slots)
     for i in range(tokens.size):
         if previous[i] != NONE:
-            number = _row_for(rows, previous[i], tokens[i], max_rows)
+            number = _row_for(rows, previous[i], tokens[i], max_rows, renew)
             _write_row(rows, number, top_tokens[i], top_probs[i])
-        number = _row_for(rows, NONE, tokens[i], max_rows)
+        number = _row_for(rows, NONE, tokens[i], max_rows, renew)
         _write_row(rows, number, top_tokens[i], top_probs[i])

@@ -81,15 +81,15 @@ def _set_root(growth: Growth, offers: FlatOffers, token: int) -> None:
 
 
 @helper
-def _cut(growth: Growth, num_nodes: int, costs: Float32Array) -> int:
-    """Keep the nodes that give most tokens per time: (1 + sum of path probabilities) / cost."""
+def _cut(growth: Growth, num_nodes: int, costs: Float32Array, trust: float) -> int:
+    """Keep the nodes that give most tokens per time: (1 + trust * path probabilities) / cost."""
     if costs.size == 0:
         return num_nodes
     tokens = 1.0
     best = tokens / costs[0]
     kept = 1
     for node in range(1, num_nodes):
-        tokens += growth.probs[growth.taken[node]]
+        tokens += trust * growth.probs[growth.taken[node]]
         gain = tokens / costs[node]
         if gain > best:
             best = gain
@@ -149,7 +149,7 @@ def _write_out(
     f"{INT64}, {INT32_2D}, {INT32_2D}, {FLOAT32_2D}, {INT32}, "
     f"{FLOAT32_2D}, {FLOAT32}, "
     f"{INT64}, {INT64}, {FLOAT32}, {INT64}, {INT64}, "
-    f"b1, b1, i8, i8, i8, i8, i8, f8, {FLOAT32}, {INT64_2D}, {FLOAT32}, {INT32}, u2[::1])"
+    f"b1, b1, i8, i8, i8, i8, i8, f8, {FLOAT32}, f8, {INT64_2D}, {FLOAT32}, {INT32}, u2[::1])"
 )
 def _propose(  # arrays one by one: numba takes them several times faster than inside a tuple
     text_header: Int64Array,
@@ -177,6 +177,7 @@ def _propose(  # arrays one by one: numba takes them several times faster than i
     max_depth: int,
     min_probability: float,
     costs: Float32Array,
+    trust: float,
     out: Int64Array,
     out_probs: Float32Array,
     out_buckets: Int32Array,
@@ -195,7 +196,7 @@ def _propose(  # arrays one by one: numba takes them several times faster than i
     growth = _work_space(max_nodes, offers)
     _set_root(growth, offers, token)
     num_nodes = _grow(sources, growth, before, previous, max_nodes, max_depth, min_probability)
-    num_nodes = _cut(growth, num_nodes, costs)
+    num_nodes = _cut(growth, num_nodes, costs, trust)
     order = _depth_first(growth, num_nodes)
     _write_out(growth, order, out, out_probs, out_buckets, out_sources)
     return num_nodes

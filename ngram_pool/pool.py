@@ -113,7 +113,13 @@ class NgramPool:
             raise bad_token(tokens, done)
 
     def recycle(
-        self, previous: ArrayLike, tokens: ArrayLike, top_tokens: ArrayLike, top_probs: ArrayLike
+        self,
+        previous: ArrayLike,
+        tokens: ArrayLike,
+        top_tokens: ArrayLike,
+        top_probs: ArrayLike,
+        *,
+        renew: bool = True,
     ) -> None:
         """Remember the target's top tokens after pairs of tokens; the newest row of a key wins.
 
@@ -127,6 +133,8 @@ class NgramPool:
             Most likely first; the first 8 are kept; what is no token (-1) is padding.
         top_probs : array, float32, [rows, k]
             Their probabilities.
+        renew : bool
+            Whether a key that has a row gets the new one; False for rows older than those.
 
         Raises
         ------
@@ -137,7 +145,14 @@ class NgramPool:
         rows = self._rows
         rows.reserve(self._kernels, 2 * batch.tokens.size)
         self._kernels._recycle(
-            rows.header, rows.keys, rows.tokens, rows.probs, rows.slots, self.max_rows, *batch
+            rows.header,
+            rows.keys,
+            rows.tokens,
+            rows.probs,
+            rows.slots,
+            self.max_rows,
+            renew,
+            *batch,
         )
 
     def propose(
@@ -145,6 +160,7 @@ class NgramPool:
         max_nodes: int,
         *,
         costs: ArrayLike | None = None,
+        trust: float = 1.0,
         max_depth: int = 24,
         min_probability: float = 0.01,
         ngrams: bool = True,
@@ -160,6 +176,8 @@ class NgramPool:
         costs : array, float32, [max_nodes + 1], optional
             Relative time of a pass with that many drafted nodes; the tree is cut where expected
             tokens per time are highest.
+        trust : float
+            Share of their probabilities that is believed when the tree is cut, 0 to 1.
         max_depth : int
             Deepest node.
         min_probability : float
@@ -178,7 +196,7 @@ class NgramPool:
         ValueError
             If a number is negative, costs do not fit, or two offers share a source.
         """
-        limits = check_limits(max_nodes, max_depth, min_probability, costs)
+        limits = check_limits(max_nodes, max_depth, min_probability, costs, trust)
         text, rows, calibration = self._text, self._rows, self.calibration
         length = text.num_tokens
         out = np.empty((3, max_nodes + 1), np.int64)
@@ -207,6 +225,7 @@ class NgramPool:
             max_depth,
             min_probability,
             limits.costs,
+            limits.trust,
             out,
             probs,
             buckets,

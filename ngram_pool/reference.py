@@ -80,7 +80,13 @@ class DictPool:
         self._tokens += added
 
     def recycle(
-        self, previous: ArrayLike, tokens: ArrayLike, top_tokens: ArrayLike, top_probs: ArrayLike
+        self,
+        previous: ArrayLike,
+        tokens: ArrayLike,
+        top_tokens: ArrayLike,
+        top_probs: ArrayLike,
+        *,
+        renew: bool = True,
     ) -> None:
         """Remember the target's top tokens after pairs; see ``NgramPool.recycle``."""
         batch = row_batch(previous, tokens, top_tokens, top_probs)
@@ -91,14 +97,15 @@ class DictPool:
                 if 0 <= wanted[rank] <= MAX_TOKEN and probs[rank] > 0.0
             ]
             if before != NONE:
-                self._rows.store(before, token, Row(places))
-            self._rows.store(None, token, Row(places))
+                self._rows.store(before, token, Row(places), renew=renew)
+            self._rows.store(None, token, Row(places), renew=renew)
 
     def propose(
         self,
         max_nodes: int,
         *,
         costs: ArrayLike | None = None,
+        trust: float = 1.0,
         max_depth: int = 24,
         min_probability: float = 0.01,
         ngrams: bool = True,
@@ -106,7 +113,7 @@ class DictPool:
         offers: Sequence[Offer] = (),
     ) -> Proposal:
         """Grow a draft tree behind the last token; see ``NgramPool.propose``."""
-        limits = check_limits(max_nodes, max_depth, min_probability, costs)
+        limits = check_limits(max_nodes, max_depth, min_probability, costs, trust)
         flatten(offers)  # refuses two offers of one source
         text = self._tokens
         grower = Grower(
@@ -171,5 +178,5 @@ class DictPool:
                 for rank in range(ROW_WIDTH)
                 if tokens[rank] != NONE
             ]
-            pool._rows.store(None if key[0] == NONE else key[0], key[1], Row(places))
+            pool._rows.store(None if key[0] == NONE else key[0], key[1], Row(places), renew=True)
         return pool

@@ -264,14 +264,14 @@ def _children(offer: Offer) -> list[list[int]]:
 
 
 def _cut(taken: list[Candidate], limits: Limits) -> list[Candidate]:
-    """Keep the nodes that give most tokens per time: (1 + sum of path probabilities) / cost."""
+    """Keep the nodes that give most tokens per time: (1 + trust * path probabilities) / cost."""
     costs = limits.costs.tolist()
     if not costs:
         return taken
     tokens = 1.0
     best, kept = tokens / costs[0], 1
     for node in range(1, len(taken)):
-        tokens += taken[node].probability
+        tokens += limits.trust * taken[node].probability
         if tokens / costs[node] > best:
             best, kept = tokens / costs[node], node + 1
     return taken[:kept]

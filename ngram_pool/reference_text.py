@@ -114,9 +114,11 @@ class Rows:
         self.max_rows = max_rows
         self.rows: OrderedDict[tuple[int | None, int], Row] = OrderedDict()
 
-    def store(self, previous: int | None, token: int, row: Row) -> None:
+    def store(self, previous: int | None, token: int, row: Row, *, renew: bool) -> None:
         """Replace the row of a key where it is, or enter it and forget the key entered first."""
         key = (previous, token)
+        if key in self.rows and not renew:
+            return
         if key not in self.rows and len(self.rows) == self.max_rows:
             self.rows.popitem(last=False)
         self.rows[key] = row

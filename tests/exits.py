@@ -33,16 +33,12 @@ class Ends:
         return weight[tokens].float(), None if bias is None else bias.detach()[tokens].float()
 
 
-class Late:
-    """Stands in for a target that is made after the drafter."""
+class Looks:
+    """The target of the latest call, with all looks of all calls written down."""
 
     def __init__(self) -> None:
         self.target: Any = None
-        self.watched: tuple[int, ...] = ()
         self.peeks: list[tuple[DraftTree, list[int], int]] = []
-
-    def watch(self, layers: Any) -> None:
-        self.watched = tuple(layers)
 
     def peek(self, slot: int, tree: DraftTree, nodes: Any, exit_layer: int) -> torch.Tensor:
         self.peeks.append((tree, list(nodes), exit_layer))
@@ -101,24 +97,23 @@ class ExitTree:
 
 @contextmanager
 def only_early_exit(model: Any, layer: int, *, lens: Any = None, **shape: int) -> Any:
-    """Let calls of accelerated models draft by early exit alone; yields their drafters.
+    """Let calls of accelerated models draft by early exit alone; yields their drafters and looks.
 
     ``lens`` is put in place of the fitted one: what leaves the layer to what the output layer is
     given.
     """
-    late, made = Late(), []
+    looks, made = Looks(), []
     split = LayerSplit(model)
     chooser = ExitChooser(split.num_layers, (layer,), never_off=True)
 
     def make_target(*args: Any) -> Any:
-        late.target = target(*args, split)
-        late.target.watch(late.watched)
-        return late.target
+        looks.target = target(*args, split)
+        return looks.target
 
     def make_drafter(*_: Any) -> ExitTree:
         ends = Ends(model)
         readout = Readout(ends, np.arange(ends.vocab))
-        drafter = EarlyExitDrafter(late, 0, readout, chooser)
+        drafter = EarlyExitDrafter(looks, 0, readout, chooser)
         if lens is not None:
             for one in drafter._lenses.values():
                 one.read = lens
@@ -131,4 +126,4 @@ def only_early_exit(model: Any, layer: int, *, lens: Any = None, **shape: int) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(generate, "HFTarget", make_target)
         patch.setattr(generate, "MergedDrafter", make_drafter)
-        yield made, late
+        yield made, looks

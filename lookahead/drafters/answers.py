@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lookahead.drafters.base import Candidates
+from lookahead.drafters.base import Candidates, NodeDrafter
 from lookahead.tree import ROOT, DraftTree
 from ngram_pool import Offer
 
@@ -38,20 +38,37 @@ class Answers:
         self._parents = [ROOT]
         self._probabilities = [1.0]
 
-    def worth_asking(self, tree: DraftTree, limit: int) -> list[int]:
-        """Return the nodes where most probability leaves the tree, at most ``limit``.
+    def worth_asking(self, tree: DraftTree, limit: int) -> tuple[list[int], float]:
+        """Return the nodes where most probability leaves the tree, and how much it is in all.
 
         What leaves the tree at a node is the probability that it is reached and that none of its
-        children is next. The root comes first, and alone decides whether there is more to ask.
+        children is next. Only nodes whose parents were asked come into question, the root first:
+        so a drafter that works its way down does one level a round.
         """
         lost = tree.probabilities.astype(np.float64)
         np.subtract.at(lost, tree.parents[1:], tree.probabilities[1:])
         lost[tree.depths >= self._max_depth] = 0.0
-        order = np.argsort(-lost, kind="stable").tolist()
-        nodes = [n for n in order if lost[n] >= LEAST_LOST and _path(tree, n) not in self._asked]
         if () not in self._asked:
-            nodes = [ROOT, *(n for n in nodes if n != ROOT)]
-        return nodes[:limit]
+            return [ROOT], float(lost[ROOT])
+        order = [n for n in np.argsort(-lost, kind="stable").tolist() if lost[n] >= LEAST_LOST]
+        nodes: list[int] = []
+        for node in order[: 4 * limit]:
+            path = _path(tree, node)
+            if path and path not in self._asked and path[:-1] in self._asked:
+                nodes.append(node)
+            if len(nodes) == limit:
+                break
+        return nodes, float(lost[nodes].sum())
+
+    def ask(
+        self, drafter: NodeDrafter, context: list[int], tree: DraftTree, nodes: list[int]
+    ) -> list[Offer] | None:
+        """Ask about nodes of a tree; return all answers so far as offers, or None if it is done."""
+        candidates = drafter.ask(context, tree, nodes)
+        if candidates is None:
+            return None
+        self.take(tree, nodes, candidates)
+        return self.as_offers()
 
     def take(self, tree: DraftTree, nodes: list[int], candidates: Candidates) -> None:
         """Take in what was answered about nodes of a tree."""

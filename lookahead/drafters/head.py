@@ -8,6 +8,8 @@ It is what a trained draft head does, with no training.
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import torch
 from torch import Tensor
 
@@ -23,7 +25,7 @@ __all__ = ["LeastSquaresHead"]
 #: Candidates of a node. Of those behind the sixteenth hardly any is ever accepted.
 NUM_CANDIDATES = 16
 #: The model's own writing says more about what it will write than the prompt does.
-NOISE_OF_ANSWER = 0.5
+NOISE_OF_PROMPT, NOISE_OF_ANSWER = 1.0, 0.5
 ROWS_TO_SUM = 32
 #: Tokens of the readout to begin with: vocabularies are in the order in which they were learnt,
 #: the most frequent ones first.
@@ -49,6 +51,7 @@ class LeastSquaresHead:
         self._readout = readout
         self._sums = sums
         self._regression = RunningRegression(sums.map())
+        self._unlearnt: list[tuple[Tensor, Tensor, float]] = []
         self._unsummed: list[tuple[Tensor, Tensor]] = []
         self._last: Tensor | None = None  # [1, width], hidden state of the token before the root
         self._predicted: dict[tuple[int, ...], Tensor] = {}  # by path, of this step
@@ -60,13 +63,14 @@ class LeastSquaresHead:
         if hidden is None or not len(hidden):
             return
         hidden = hidden[-self._regression.max_rows :].float()
-        self._last = hidden[-1:]
+        self._last = hidden[-1:].clone()
         if len(hidden) > 1:
             tokens = context[-len(hidden) : -1]
-            self._regression.add(self._inputs(hidden[:-1], tokens), hidden[1:])
+            self._unlearnt = [(self._inputs(hidden[:-1], tokens), hidden[1:], NOISE_OF_PROMPT)]
 
     def ask(self, context: list[int], tree: DraftTree, nodes: list[int]) -> Candidates | None:
         """Predict what follows these nodes; see :class:`~lookahead.drafters.base.NodeDrafter`."""
+        self._catch_up()
         if self._last is None or (self._regression.prior is None and not self._regression.num_rows):
             return None
         paths = [self._path(tree, node) for node in nodes]
@@ -86,9 +90,18 @@ class LeastSquaresHead:
             before = torch.cat([self._last, hidden[:-1]])
             tokens = outcome.tree.tokens[outcome.path].tolist()
             inputs = self._inputs(before, tokens)
-            self._regression.add(inputs, hidden, NOISE_OF_ANSWER)
+            self._unlearnt.append((inputs, hidden, NOISE_OF_ANSWER))
             self._gather(inputs, hidden)
+            if len(self._unlearnt) > self._regression.max_rows:  # nobody asked for long
+                del self._unlearnt[: self._regression.max_rows // 2]
         self._last = hidden[-1:]
+
+    def _catch_up(self) -> None:
+        """Learn what was seen since the last question: in steps without one it costs nothing."""
+        waiting, self._unlearnt = self._unlearnt, []
+        for noise, rows in groupby(waiting, key=lambda seen: seen[2]):
+            inputs, outputs, _ = zip(*rows, strict=True)
+            self._regression.add(torch.cat(inputs), torch.cat(outputs), noise)
 
     def _gather(self, inputs: Tensor, hidden: Tensor) -> None:
         """Add to the sums of the model, many rows at a time: one row costs as much as thirty."""

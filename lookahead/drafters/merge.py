@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lookahead.budget import Plan
 from lookahead.config import Config
 from lookahead.drafters.answers import Answers
 from lookahead.drafters.base import NodeDrafter
@@ -41,7 +44,13 @@ R = TypeVar("R")
 MIN_PROBABILITY = 0.001
 
 #: Nodes that a node drafter is asked about in each of its rounds.
-ROUNDS = (3, 6, 8)
+ROUNDS = (1, 3, 4)
+#: The same for trees of more nodes than this.
+FEW_NODES, MORE_ROUNDS = 24, (1, 4, 6, 6)
+#: Parts of the prompt (of 32 positions) that are read out at once, and with each step that paid.
+PARTS_AT_ONCE, PARTS_MORE = 2, 2
+#: Of the probability that leaves the tree at a node, what its answer wins back.
+WON = 0.35
 
 
 class MergedDrafter:
@@ -93,6 +102,8 @@ class MergedDrafter:
             if bit > 2 or name in config.sources:
                 stats.by_source.setdefault(name, SourceStats())
         self._proposal: Proposal | None = None
+        self._prompt_rows: Iterator[PromptRows] = iter(())
+        self._round_s: dict[int, float] = {}  # seconds of a round, by source
 
     def begin(self, context: list[int], hidden: Tensor | None = None) -> None:
         """Take in the committed tokens of a new sequence, and the hidden states of its prompt."""
@@ -102,38 +113,41 @@ class MergedDrafter:
         for source in list(self._drafters):
             self._call(source, "begin", list(context))
 
-    def recycle(self, rows: Iterable[PromptRows]) -> None:
-        """Take in the target's candidates after positions of the prompt."""
+    def recycle(self, rows: Iterator[PromptRows]) -> None:
+        """Take in the target's candidates after positions of the prompt, newest first.
+
+        Where the number of nodes is fixed, all at once; else a few, and more with each step in
+        which a guess was right: reading out a long prompt takes longer than some answers.
+        """
         if not self._recycles:
             return
-        for part in rows:
-            tokens, probabilities = top_rows(part.logits)
-            self._pool.recycle(part.previous, part.tokens, tokens, probabilities)
+        self._prompt_rows = rows
+        self._recycle_prompt(PARTS_AT_ONCE if self._config.nodes == "auto" else None)
 
-    def draft(
-        self,
-        context: list[int],
-        max_nodes: int,
-        max_depth: int,
-        costs: NDArray[np.float32] | None,
-    ) -> DraftTree:
+    def _recycle_prompt(self, parts: int | None) -> None:
+        for part in islice(self._prompt_rows, parts):
+            tokens, probabilities = top_rows(part.logits)
+            self._pool.recycle(part.previous, part.tokens, tokens, probabilities, renew=False)
+
+    def draft(self, context: list[int], plan: Plan, max_depth: int) -> DraftTree:
         """Guess what comes after ``context``.
 
         Parameters
         ----------
         context : list of int
             Committed tokens; the pool has seen all of them.
-        max_nodes, max_depth : int
-            Bounds of the tree.
-        costs : ndarray, float32, [max_nodes + 1], or None
-            Relative time of a pass by number of nodes; the tree is cut where one more node
-            would return less than it costs.
+        plan : Plan
+            Most nodes; where they have costs, the tree is cut where one more node would return
+            less than it costs.
+        max_depth : int
+            Deepest node.
 
         Returns
         -------
         DraftTree
         """
         self._proposal = None
+        max_nodes = plan.max_nodes
         if max_nodes < 1 or max_depth < 1 or not context:
             return DraftTree.only_root(context[-1] if context else 0)
         grow = functools.partial(
@@ -146,8 +160,8 @@ class MergedDrafter:
         )
         offers = self._offers(context, max_nodes)
         for source in list(self._node_drafters):
-            offers += self._answers(source, context, grow, offers, max_depth)
-        self._proposal = grow(costs=costs, offers=offers)
+            offers += self._answers(source, context, grow, offers, Answers(source, max_depth), plan)
+        self._proposal = grow(costs=plan.costs, trust=plan.trust, offers=offers)
         return as_tree(self._proposal)
 
     def _answers(
@@ -156,22 +170,39 @@ class MergedDrafter:
         context: list[int],
         grow: Callable[..., Proposal],
         offers: list[Offer],
-        max_depth: int,
+        answers: Answers,
+        plan: Plan,
     ) -> list[Offer]:
-        """Ask a node drafter in rounds, each about the tree that the answers so far give."""
-        answers = Answers(source, max_depth)
-        for width in ROUNDS:
-            tree = as_tree(grow(offers=[*offers, *answers.as_offers()]))
-            nodes = answers.worth_asking(tree, width)
+        """Ask a node drafter in rounds, each about the tree that the answers so far give.
+
+        Where time counts, a round is left out if what it may win is worth less than it takes.
+        """
+        known: list[Offer] = []
+        for width in ROUNDS if plan.max_nodes <= FEW_NODES else MORE_ROUNDS:
+            tree = as_tree(grow(offers=[*offers, *known]))
+            nodes, lost = answers.worth_asking(tree, width)
             drafter = self._node_drafters.get(source)
             if not nodes or drafter is None:
                 break
-            ask = functools.partial(drafter.ask, context, tree, nodes)
-            candidates = self._guard(source, ask)
-            if candidates is None:
+            if plan.token_s is not None:
+                gain = plan.trust * WON * lost * plan.token_s
+                if gain < self._round_s.get(source, 0.0):
+                    break
+            start = time.perf_counter()
+            ask = functools.partial(answers.ask, drafter, context, tree, nodes)
+            found = self._guard(source, ask)
+            self._learn_round(source, time.perf_counter() - start)
+            if found is None:
                 break
-            answers.take(tree, nodes, candidates)
-        return answers.as_offers()
+            known = found
+        return known
+
+    def _learn_round(self, source: int, seconds: float) -> None:
+        """Keep what a round takes; one that took much longer than usual was disturbed."""
+        usual = self._round_s.get(source)
+        self._round_s[source] = (
+            seconds if usual is None else usual + 0.2 * (min(seconds, 3 * usual) - usual)
+        )
 
     def window(
         self, context: list[int], max_offset: int | None, costs: NDArray[np.float64] | None
@@ -192,6 +223,7 @@ class MergedDrafter:
             self._call(WINDOW_OFFER, "earned", gained, len(outcome.chosen))
         if self._recycles:
             self._recycle_nodes(outcome)
+            self._recycle_prompt(PARTS_MORE if len(outcome.path) > 1 else 0)
         self._pool.extend(outcome.chosen)
         for source in list(self._node_drafters):
             self._call(source, "learn", outcome)

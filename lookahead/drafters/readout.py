@@ -59,10 +59,12 @@ class Readout:
         self._place = np.full(ends.vocab, -1, dtype=np.int32)
         self._tokens = np.zeros(self._limit, dtype=np.int64)
         self._size = 0
-        self._next = 0
+        self._kept = self._next = 0
         self._weight: Tensor | None = None
         self._bias: Tensor | None = None
         self.add(first)
+        if self._size < self._limit:
+            self._kept, self._next = self._size, 0
 
     def __len__(self) -> int:
         return self._size
@@ -71,14 +73,14 @@ class Readout:
         """Take tokens into the shortlist."""
         wanted = np.unique(np.fromiter(tokens, dtype=np.int64))
         wanted = wanted[(wanted >= 0) & (wanted < self._ends.vocab)]
-        new = wanted[self._place[wanted] < 0][: self._limit]
+        room = self._limit - self._kept
+        new = wanted[self._place[wanted] < 0][:room]
         if not len(new):
             return
-        places = (self._next + np.arange(len(new))) % self._limit
-        if self._size == self._limit:
-            self._place[self._tokens[places]] = -1
-        self._size = max(self._size, min(self._limit, self._next + len(new)))
-        self._next = int((self._next + len(new)) % self._limit)
+        places = self._kept + (self._next + np.arange(len(new))) % room
+        self._place[self._tokens[places[places < self._size]]] = -1
+        self._size = max(self._size, int(places.max()) + 1)
+        self._next = (self._next + len(new)) % room
         self._tokens[places] = new
         self._place[new] = places
         weight, bias = self._ends.output_rows(torch.from_numpy(new))

@@ -24,7 +24,7 @@ class RunningRegression:
     """Predicts y from two unit vectors u = (a, b), given all pairs seen so far.
 
     The prediction is ``prior(u) + k(u, U) (K + N)^-1 (Y - prior(U))`` with the kernel
-    ``k = linear * (1 + a.a' + b.b') + gaussian * exp(-g (|a - a'|^2 + |b - b'|^2))``.
+    ``k = linear * (1 / 24^2 + a.a' + b.b') + gaussian * exp(-g (|a - a'|^2 + |b - b'|^2))``.
 
     Parameters
     ----------

@@ -69,7 +69,9 @@ class HeadSums:
         self.add(head_inputs(self._ends, hidden[:-1], tokens[1:]), hidden[1:])
 
     def add(self, inputs: Tensor, outputs: Tensor) -> None:
-        """Add pairs, float32, [rows, 2 * width] and [rows, out]."""
+        """Add pairs, float32, [rows, 2 * width] and [rows, out]; those not finite are left out."""
+        finite = torch.isfinite(inputs).all(dim=-1) & torch.isfinite(outputs).all(dim=-1)
+        inputs, outputs = inputs[finite], outputs[finite]
         if not len(inputs):
             return
         x = torch.cat([inputs, inputs.new_ones((len(inputs), 1))], dim=-1)
@@ -82,13 +84,18 @@ class HeadSums:
             self.rows += len(inputs)
 
     def map(self) -> Tensor | None:
-        """Return the least-squares map on (inputs, 1), [2 * width + 1, out]; None without rows."""
+        """Return the least-squares map on (inputs, 1), [2 * width + 1, out].
+
+        None without rows, or where rounding has left sums that no map belongs to.
+        """
         with self._lock:
             if self._squares is None or self._products is None:
                 return None
             if self._map is None or self.rows > GROWTH * self._rows_of_map:
                 ridge = RIDGE * torch.eye(len(self._squares), device=self._squares.device)
-                factor = torch.linalg.cholesky(self._squares + ridge)
+                factor, fault = torch.linalg.cholesky_ex(self._squares + ridge)
+                if int(fault):
+                    return None
                 self._map = torch.cholesky_solve(self._products, factor)
                 self._rows_of_map = self.rows
             return self._map
@@ -110,7 +117,7 @@ class HeadSums:
         Raises
         ------
         ValueError
-            If the sums are of another model.
+            If the sums are of another model, or none.
         """
         squares, products = state.get("squares"), state.get("products")
         size = 1 + self._ends.embedding_width + self._ends.width
@@ -119,7 +126,12 @@ class HeadSums:
             raise ValueError(f"expected sums of {size} inputs, received shapes {shapes}")
         assert squares is not None
         assert products is not None
+        if not (torch.isfinite(squares).all() and torch.isfinite(products).all()):
+            raise ValueError("expected finite sums")
+        # Sums are stored on the CPU and used where the hidden states are.
+        device = self._ends.output_rows(torch.zeros(1, dtype=torch.int64))[0].device
         with self._lock:
-            self._squares, self._products = squares.clone(), products.clone()
+            self._squares = squares.to(device, copy=True)
+            self._products = products.to(device, copy=True)
             self.rows = int(state["rows"])
             self._map, self._rows_of_map = None, 0

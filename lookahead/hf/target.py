@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
@@ -99,28 +99,35 @@ class HFTarget:
         logits: Tensor = outputs.logits[:, -1]
         return logits
 
-    def prompt_rows(self, slot: int, limit: int) -> Iterable[PromptRows]:
-        """Yield logits after the last ``limit`` positions of a prompt, in parts.
+    def prompt_rows(self, slot: int, limit: int) -> Iterator[PromptRows]:
+        """Yield logits after the last ``limit`` positions of a prompt, in parts, newest first.
 
-        Only the last position of each pair of tokens is computed: it would overwrite the others.
-        Computed from the hidden states of the prefill, which are kept until the first step.
+        Only the last position of each pair of tokens is computed: it stands for the others. Each
+        part is computed when it is asked for; the hidden states that it needs are kept until then.
         """
         context = self._contexts[slot]
         if self._hidden is None or not context:
-            return
+            return iter(())
         hidden = self._hidden[slot]
-        fed = min(len(hidden), len(context))
+        fed = min(len(hidden), len(context), limit)
         newest: dict[tuple[int, int], int] = {}
-        for position in range(len(context) - min(fed, limit), len(context)):
+        for position in range(len(context) - fed, len(context)):
             previous = context[position - 1] if position else -1
             newest[(previous, context[position])] = position
-        pairs = sorted(newest.items(), key=lambda item: item[1])
+        pairs = sorted(newest.items(), key=lambda item: -item[1])
+        # Hidden states end where the context ends; padding stands before both.
+        return self._parts(pairs, hidden[len(hidden) - fed :].clone(), len(context))
+
+    def _parts(
+        self, pairs: list[tuple[tuple[int, int], int]], hidden: Tensor, end: int
+    ) -> Iterator[PromptRows]:
+        """Yield logits at positions of a prompt; the last hidden state is that before ``end``."""
         head = self._model.get_output_embeddings()
         for start in range(0, len(pairs), ROWS_AT_A_TIME):
             part = pairs[start : start + ROWS_AT_A_TIME]
-            # Hidden states end where the context ends; padding stands before both.
-            rows = torch.tensor([position - len(context) for _, position in part])
-            logits = head(hidden[rows + len(hidden)])
+            rows = torch.tensor([position - end for _, position in part])
+            with torch.no_grad():
+                logits = head(hidden[rows + len(hidden)])
             yield PromptRows([p for (p, _), _ in part], [t for (_, t), _ in part], logits)
 
     def prompt_hidden(self, slot: int) -> Tensor | None:

@@ -25,12 +25,12 @@ def _check(model, layer, ids=IDS, **kwargs):
     torch.manual_seed(0)
     plain = model.generate(ids, **arguments)
     before = [dict(vars(m)) for m in model.modules()]
-    with only_early_exit(model, layer) as (made, late), lookahead.accelerate(model, strict=True):
+    with only_early_exit(model, layer) as (made, looks), lookahead.accelerate(model, strict=True):
         torch.manual_seed(0)
         fast = model.generate(ids, **arguments)
         stats = lookahead.last_stats(model)
     assert fast.tolist() == plain.tolist()
-    assert late.peeks
+    assert looks.peeks
     for module, known in zip(model.modules(), before, strict=True):
         assert {k for k in vars(module) if k != "_lookahead_session"} == known.keys()
     return made[0], stats
@@ -72,9 +72,9 @@ def test_a_batch_is_drafted_for_by_others():
     model = make_family("llama")
     ids = torch.cat([IDS, prompt(40, seed=9)])
     plain = model.generate(ids, **ARGUMENTS)
-    with only_early_exit(model, 2) as (_, late), lookahead.accelerate(model, strict=True):
+    with only_early_exit(model, 2) as (_, looks), lookahead.accelerate(model, strict=True):
         assert model.generate(ids, **ARGUMENTS).tolist() == plain.tolist()
-    assert not late.peeks
+    assert not looks.peeks
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt2", "opt"])
@@ -119,10 +119,10 @@ def test_an_exception_in_a_look_leaves_the_model_as_it_was(error, after):
     with torch.no_grad():
         model(IDS[:, :9], cache=cache)
     given = copy.deepcopy(cache)
-    with only_early_exit(model, 2) as (_, late), lookahead.accelerate(model, strict=True):
+    with only_early_exit(model, 2) as (_, looks), lookahead.accelerate(model, strict=True):
 
         def fail(module, args):
-            if len(late.peeks) > after:
+            if len(looks.peeks) > after:
                 raise error("stop here")
 
         hook = model.model.layers[1].mlp.register_forward_pre_hook(fail)
@@ -134,7 +134,7 @@ def test_an_exception_in_a_look_leaves_the_model_as_it_was(error, after):
             assert {k for k in vars(module) if k not in ("_lookahead_session", "generate")} == (
                 known.keys()
             )
-        late.peeks.clear()
+        looks.peeks.clear()
         assert model.generate(IDS, **ARGUMENTS).tolist() == plain
     assert model.generate(IDS, **ARGUMENTS).tolist() == plain
 
@@ -153,13 +153,13 @@ def test_plain_calls_in_another_thread_give_what_they_always_give():
             failed.append(error)
 
     thread = threading.Thread(target=work)
-    with only_early_exit(model, 2) as (_, late), lookahead.accelerate(model, strict=True):
+    with only_early_exit(model, 2) as (_, looks), lookahead.accelerate(model, strict=True):
         thread.start()
         fast = [model.generate(IDS, **ARGUMENTS).tolist() for _ in range(5)]
         stop.set()
         thread.join()
     assert not failed
-    assert late.peeks
+    assert looks.peeks
     assert fast == [plain] * 5
     assert found
     assert all(ids == plain for ids in found)
@@ -190,16 +190,16 @@ def test_adapted_weights_are_used():
     plain = all_ways()
     assert plain[0] != plain[1]
     seen = []
-    with only_early_exit(inner, 2) as (_, late), lookahead.accelerate(adapted, strict=True):
-        peek = late.peek
+    with only_early_exit(inner, 2) as (_, looks), lookahead.accelerate(adapted, strict=True):
+        peek = looks.peek
 
         def looked(slot, tree, nodes, exit_layer):
             left = peek(slot, tree, nodes, exit_layer)
-            if late.target._cache.lengths == [IDS.shape[1]] and nodes == [0]:
+            if looks.target._cache.lengths == [IDS.shape[1]] and nodes == [0]:
                 seen.append(left[0].clone())
             return left
 
-        late.peek = looked
+        looks.peek = looked
         assert all_ways() == plain
     split = LayerSplit(inner)
     with torch.no_grad(), split.watching([2]) as left:

@@ -1,5 +1,6 @@
 """Short and slow: what the pools must agree with, straight from the definitions."""
 
+import functools
 from collections import Counter
 
 import numpy as np
@@ -9,7 +10,9 @@ from ngram_pool import features
 from ngram_pool.layout import (
     EDGE_TARGET,
     EDGE_TOKEN,
+    HEAD_OFFER,
     KEY_TOKEN,
+    MAX_OFFERS,
     MORE_EDGES,
     NEXT,
     TARGET,
@@ -74,26 +77,61 @@ def compiled_counts(pool, string):
 
 def children(text, rows, offers, calibration, path):
     """Probability of each token behind a path; `rows` is a dict of (previous, token)."""
+    return {
+        token: calibration.judge(*given)[0]
+        for token, given in features_behind(text, rows, offers, path).items()
+    }
+
+
+def features_behind(text, rows, offers, path):
+    """What n-grams, rows, hidden states and other drafters say of each token behind a path."""
     whole = text + path
-    found = {}  # token -> [ngram, recycled, offer]
     by_ngram, ngram_others = ngram_children(text, whole)
     by_row, row_others = recycled_children(rows, whole)
-    for token, feature in by_ngram:
-        found.setdefault(token, [feature, 0, 0])
-    for token, feature in by_row:
-        entry = found.setdefault(token, [0, 0, 0])
-        entry[1] = entry[1] or feature
+    offered, hidden, hidden_others = offered_behind(text, rows, offers, path)
+    ngram, recycled = dict(reversed(by_ngram)), dict(reversed(by_row))  # the first word counts
+    return {
+        token: (
+            ngram.get(token, ngram_others),
+            recycled.get(token, row_others),
+            hidden.get(token, hidden_others),
+            offered.get(token, 0),
+        )
+        for token in [*ngram, *recycled, *hidden, *offered]
+    }
+
+
+def offered_behind(text, rows, offers, path):
+    """What others say, then what hidden states say, by token, then the feature of their silence.
+
+    The most confident of the others counts, and of hidden states the last drafter that speaks.
+    """
+    offered, hidden, hidden_others = {}, {}, 0
     best = {}
-    for offer in offers:
-        for token, probability in offered_children(offer, path):
-            entry = found.setdefault(token, [0, 0, 0])
+    for i, offer in enumerate(offers):
+        known = functools.partial(features_behind, text, rows, offers[:i])
+        named = offered_children(offer, path, known)
+        if offer.source >= HEAD_OFFER:
+            for rank, (token, probability) in enumerate(named):
+                hidden[token] = hidden_feature(offer.source, len(path), rank, probability)
+            if named:
+                hidden_others = silence_of(offer.source, len(path))
+            continue
+        for token, probability in named:
             if probability > best.get(token, -1.0):
                 best[token] = probability
-                entry[2] = features.offer_feature(offer.source, probability)
-    return {
-        token: calibration.probability(ngram or ngram_others, recycled or row_others, offer)
-        for token, (ngram, recycled, offer) in found.items()
-    }
+                offered[token] = features.offer_feature(offer.source, probability)
+    return offered, hidden, hidden_others
+
+
+def hidden_feature(source, depth, rank, probability):
+    if source == HEAD_OFFER:
+        return features.head_feature(depth, rank, probability)
+    return features.exit_feature(rank, probability)
+
+
+def silence_of(source, depth):
+    return features.head_others(depth) if source == HEAD_OFFER else features.exit_others()
 
 
 def ngram_children(text, whole):
@@ -137,9 +175,13 @@ def row_features(row, kind):
     ]
 
 
-def offered_children(offer, path):
+def offered_children(offer, path, known):
+    """Tokens that an offer names behind a path, in its own order.
+
+    Nodes of probability -1 lead on where the token is `known`: named by sources before this one.
+    """
     node = 0
-    for token in path:
+    for depth, token in enumerate(path):
         matching = [
             i
             for i in range(1, len(offer.tokens))
@@ -148,10 +190,12 @@ def offered_children(offer, path):
         if not matching:
             return []
         node = matching[0]
+        if offer.probabilities[node] < 0 and token not in known(path[:depth]):
+            return []
     return [
         (int(offer.tokens[i]), float(offer.probabilities[i]))
         for i in range(1, len(offer.tokens))
-        if offer.parents[i] == node
+        if offer.parents[i] == node and offer.probabilities[i] >= 0
     ]
 
 
@@ -187,3 +231,18 @@ def random_calibration(seed):
     calibration.counts[:, 1] = rng.integers(0, 50, features.NUM_BUCKETS)
     calibration.counts[:, 0] = calibration.counts[:, 1] * rng.random(features.NUM_BUCKETS)
     return calibration
+
+
+def random_offer(rng, source, size=6, tokens=5):
+    """A random tree of a drafter; of those that read hidden states, some nodes merely lead on."""
+    probabilities = rng.random(size + 1, np.float32)
+    if source >= HEAD_OFFER:
+        probabilities[rng.random(size + 1) < 0.3] = -1.0
+    parents = [0, *(int(rng.integers(0, node)) for node in range(1, size + 1))]
+    return ngram_pool.Offer(source, rng.integers(0, tokens, size + 1), parents, probabilities)
+
+
+def random_offers(rng, count):
+    """Offers of so many different sources, in their order."""
+    sources = sorted(rng.permutation(MAX_OFFERS)[:count].tolist())
+    return [random_offer(rng, source) for source in sources]

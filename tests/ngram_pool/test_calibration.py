@@ -1,6 +1,7 @@
 """What is learned, kept and believed at first."""
 
 import copy
+import functools
 import itertools
 import pickle
 
@@ -11,6 +12,7 @@ import pytest
 import ngram_pool
 from ngram_pool import Calibration, features
 from ngram_pool.calibration import MOST_OFFERED, bucket
+from ngram_pool.layout import HEAD_OFFER, WINDOW_OFFER
 
 
 @pytest.fixture
@@ -62,18 +64,54 @@ def test_paths_that_are_none_are_refused(taught, path, chosen):
 def test_every_combination_of_features_has_counts_of_its_own():
     calibration = Calibration()
     calibration.counts[bucket(5, 7, 0)] = (3, 4)
-    prior = float(calibration.priors[5 * features.NUM_RECYCLED + 7])
+    prior = float(calibration.priors[(5 * features.NUM_RECYCLED + 7) * features.NUM_HIDDEN])
     expected = features.rate(3, 4, prior, features.STRENGTH)
-    assert calibration.probability(5, 7, 0) == pytest.approx(expected)
-    assert calibration.probability(5, 0, 0) == Calibration().probability(5, 0, 0)
-    assert calibration.probability(5, 7, 9) == Calibration().probability(5, 7, 9)
+    assert calibration.probability(5, 7) == pytest.approx(expected)
+    for given in ((5, 0), (5, 7, 9), (5, 7, 0, 9), (5, 7, 9, 9)):
+        assert calibration.probability(*given) == Calibration().probability(*given)
 
 
 def test_an_offer_that_agrees_is_worth_more_than_the_best_and_less_than_an_independent_one():
     calibration = Calibration()
-    own, offered = calibration.probability(40, 20, 0), calibration.probability(0, 0, 30)
-    together = calibration.probability(40, 20, 30)
+    own, offered = calibration.probability(40, 20), calibration.probability(0, 0, 0, 30)
+    together = calibration.probability(40, 20, 0, 30)
     assert max(own, offered) < together < 1 - (1 - own) * (1 - offered)
+
+
+def test_of_hidden_states_and_offers_the_more_promising_counts():
+    calibration = Calibration()
+    head = features.head_feature(0, 0, 0.3)
+    weak, strong = features.offer_feature(1, 0.01), features.offer_feature(1, 0.95)
+    assert calibration.judge(0, 0, head, 0) == (calibration.probability(0, 0, head), head)
+    assert calibration.judge(0, 0, head, weak) == calibration.judge(0, 0, head, 0)
+    better = calibration.judge(0, 0, head, strong)
+    assert better == calibration.judge(0, 0, 0, strong)
+    assert better[0] > calibration.probability(0, 0, head)
+    # Where hidden states say nothing an offer counts, however poor: silence is no estimate.
+    assert calibration.judge(0, 0, 0, weak)[1] == features.NUM_HIDDEN + weak - 1
+
+
+def test_what_was_counted_decides_which_of_them_counts():
+    calibration = Calibration()
+    head, offer = features.head_feature(0, 0, 0.9), features.offer_feature(2, 0.05)
+    guess = features.NUM_HIDDEN + offer - 1
+    assert calibration.judge(0, 0, head, offer)[1] == head
+    calibration.counts[bucket(0, 0, head)] = (0, 900)
+    calibration.counts[bucket(0, 0, guess)] = (800, 900)
+    assert calibration.judge(0, 0, head, offer)[1] == guess
+
+
+def test_the_feature_that_counted_is_the_one_that_learns(pool):
+    pool.extend([9])
+    head = ngram_pool.Offer(HEAD_OFFER, [9, 1, 2], [0, 0, 0], [1, 0.9, 0.004])
+    other = ngram_pool.Offer(0, [9, 1, 2], [0, 0, 0], [1, 0.01, 0.99])
+    proposal = pool.propose(2, ngrams=False, min_probability=0, offers=[other, head])
+    pool.learn(proposal, [0], [2])
+    by_head = bucket(0, 0, features.head_feature(0, 0, 0.9))
+    by_other = bucket(0, 0, features.NUM_HIDDEN + features.offer_feature(0, 0.99) - 1)
+    assert pool.calibration.counts[by_head].tolist() == [0, 1]
+    assert pool.calibration.counts[by_other].tolist() == [1, 1]
+    assert pool.calibration.counts.sum() == 3
 
 
 @pytest.mark.parametrize("length", [1, 2, 4, 12])
@@ -92,17 +130,20 @@ def test_a_source_that_names_other_tokens_speaks_against_a_guess(length):
 
 
 def test_compiled_probabilities_are_those_of_python():
-    from ngram_pool.kernels_ask import Scores
-    from ngram_pool.kernels_grow import _probability as helper
+    from ngram_pool import kernels_ask as ask
+    from ngram_pool.kernels_grow import _judge as helper
     from tests.ngram_pool.oracles import random_calibration
 
-    _probability = numba.njit(lambda *arguments: helper(*arguments))  # noqa: PLW0108
+    _judge = numba.njit(lambda *arguments: helper(*arguments))  # noqa: PLW0108
     calibration = random_calibration(3)
-    scores = Scores(calibration.counts, calibration.priors)
+    scores = ask.Scores(calibration.counts, calibration.priors)
+    cells = np.zeros((2, ask.CANDIDATE_WIDTH), np.int32)
+    sizes = (features.NUM_NGRAM, features.NUM_RECYCLED, features.NUM_HIDDEN, features.NUM_OFFER)
     rng = np.random.default_rng(0)
-    for given in rng.integers(0, (94, 99, 33), (99, 3)).tolist():
-        if any(given):
-            assert _probability(scores, *given) == calibration.probability(*given)
+    for given in (rng.integers(0, sizes, (200, 4)) * (rng.random((200, 4)) < 0.7)).tolist():
+        cells[1, [ask.NGRAM, ask.RECYCLED, ask.HIDDEN, ask.OFFER]] = given
+        probability = _judge(scores, cells, 1)
+        assert (probability, cells[1, ask.GUESS]) == calibration.judge(*given)
 
 
 def test_counts_are_halved_before_they_lose_precision():
@@ -188,17 +229,40 @@ def test_features_cover_their_range_without_gaps():
         for rank in range(8)
         for p in probabilities
     }
-    offer = {features.offer_feature(s, p) for s in range(4) for p in probabilities}
+    offer = {features.offer_feature(s, p) for s in range(WINDOW_OFFER + 1) for p in probabilities}
     assert ngram == set(range(1, 91))
     assert {features.ngram_others(length) for length in lengths} == {91, 92, 93}
     assert recycled == set(range(1, 97))
     assert {features.recycled_others(kind) for kind in (0, 1)} == {97, 98}
-    assert offer == set(range(1, 33))
+    assert offer == set(range(1, features.NUM_OFFER))
+
+
+def test_features_of_hidden_states_cover_their_range_without_gaps():
+    probabilities = np.linspace(0, 1, 1001).tolist()
+    head = {
+        features.head_feature(depth, rank, p)
+        for depth in (0, 1, 5)
+        for rank in (0, 1, 9)
+        for p in probabilities
+    }
+    early = {features.exit_feature(rank, p) for rank in (0, 1, 9) for p in probabilities}
+    silent = {features.head_others(depth) for depth in (0, 1, 5)} | {features.exit_others()}
+    assert head == set(range(1, 41))
+    assert early == set(range(43, 63))
+    assert silent == {41, 42, 63}
+    assert features.NUM_HIDDEN == 64
+    for feature in (
+        functools.partial(features.head_feature, 0, 0),
+        functools.partial(features.head_feature, 3, 2),
+        functools.partial(features.exit_feature, 0),
+    ):
+        assert (np.diff([feature(p) for p in probabilities]) >= 0).all()
 
 
 def test_no_two_combinations_share_a_bucket():
-    combinations = itertools.product(range(94), range(99), range(33))
+    combinations = itertools.product(range(94), range(99), range(104))
     assert sorted(bucket(*given) for given in combinations) == list(range(features.NUM_BUCKETS))
+    assert len(Calibration().counts) == 94 * 99 * 104
 
 
 def test_priors_rise_with_length_share_and_probability():
@@ -216,6 +280,27 @@ def test_priors_rise_with_length_share_and_probability():
     assert by_row(0, 0, 0.1) < by_row(0, 0, 0.9)
     assert by_row(0, 2, 0.1) < by_row(0, 0, 0.1)
     assert by_row(1, 0, 0.7) < by_row(0, 0, 0.7)
-    assert calibration.probability(0, 0, features.offer_feature(3, 0.1)) < calibration.probability(
-        0, 0, features.offer_feature(3, 0.9)
-    )
+    for source in range(WINDOW_OFFER + 1):
+        offered = [features.offer_feature(source, p) for p in (0.1, 0.9)]
+        poor, good = (calibration.probability(0, 0, 0, feature) for feature in offered)
+        assert poor < good
+
+
+def test_priors_of_hidden_states_rise_with_probability_and_with_agreement():
+    calibration = Calibration()
+    probabilities = (0.001, 0.007, 0.015, 0.03, 0.07, 0.15, 0.27, 0.45, 0.67, 0.9)
+    ngram, row = features.ngram_feature(4, 2, 2, 1), features.recycled_feature(0, 0, 0.6)
+    for depth, rank in itertools.product((0, 2), (0, 1)):
+        named = [features.head_feature(depth, rank, p) for p in probabilities]
+        alone = [calibration.probability(0, 0, feature) for feature in named]
+        assert alone == sorted(alone)
+        assert len(set(named)) == len(named)
+        agreed = [calibration.probability(ngram, row, feature) for feature in named]
+        assert agreed == sorted(agreed)
+        assert all(more > less for more, less in zip(agreed, alone, strict=True))
+        against = calibration.probability(ngram, row, features.head_others(depth))
+        assert against < calibration.probability(ngram, row)
+        assert against < agreed[-1]
+    early = [features.exit_feature(0, p) for p in probabilities]
+    alone = [calibration.probability(0, 0, feature) for feature in early]
+    assert alone == sorted(alone)

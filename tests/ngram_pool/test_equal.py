@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ngram_pool
+from ngram_pool.layout import HEAD_OFFER, MAX_OFFERS
 from tests.ngram_pool.oracles import assert_same_proposal, random_calibration
 
 TOKEN = st.integers(0, 3)
@@ -16,11 +17,12 @@ PROBABILITY = st.floats(0, 1, width=32)
 @st.composite
 def offers(draw):
     result = []
-    for source in draw(st.sets(st.integers(0, 3), max_size=3)):
+    for source in draw(st.sets(st.integers(0, MAX_OFFERS - 1), max_size=4)):
         size = draw(st.integers(0, 6))
         parents = [0] + [draw(st.integers(0, i)) for i in range(size)]
         tokens = draw(st.lists(TOKEN, min_size=size + 1, max_size=size + 1))
-        probs = draw(st.lists(PROBABILITY, min_size=size + 1, max_size=size + 1))
+        values = st.just(-1.0) | PROBABILITY if source >= HEAD_OFFER else PROBABILITY
+        probs = draw(st.lists(values, min_size=size + 1, max_size=size + 1))
         result.append(
             ngram_pool.Offer(source, np.array(tokens), np.array(parents), np.array(probs))
         )

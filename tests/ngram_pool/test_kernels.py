@@ -18,7 +18,7 @@ import sys, warnings
 import numpy as np
 import ngram_pool
 from ngram_pool import kernels, ready
-from tests.ngram_pool.oracles import assert_same_proposal
+from tests.ngram_pool.oracles import assert_same_proposal, random_offers
 assert not hasattr(kernels._propose, "py_func")
 ready._readiness.kernels = kernels
 rng = np.random.default_rng(0)
@@ -28,14 +28,13 @@ for step in range(25):
     text = rng.integers(0, 5, 9)
     batch = (rng.integers(-1, 5, 4), rng.integers(0, 5, 4), rng.integers(-1, 6, (4, 8)),
              rng.random((4, 8), np.float32))
-    offer = ngram_pool.Offer(step % 4, rng.integers(0, 5, 5), np.array([0, 0, 0, 1, 2]),
-                             rng.random(5, np.float32))
+    offers = random_offers(rng, step % 8)
     for pool in (fast, slow):
         pool.extend(text)
         pool.recycle(*batch)
     costs = np.linspace(1, 3, 13, dtype=np.float32) if step % 2 else None
-    proposal = fast.propose(12, offers=[offer], costs=costs)
-    assert_same_proposal(proposal, slow.propose(12, offers=[offer], costs=costs))
+    proposal = fast.propose(12, offers=offers, costs=costs)
+    assert_same_proposal(proposal, slow.propose(12, offers=offers, costs=costs))
     for pool in (fast, slow):
         pool.learn(proposal, [0], [2])
     assert fast.stats()[:3] == slow.stats()[:3]

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 import ngram_pool
-from tests.ngram_pool.oracles import all_paths, children, paths_of, random_calibration
+from tests.ngram_pool.oracles import (
+    all_paths,
+    children,
+    paths_of,
+    random_calibration,
+    random_offers,
+)
 
 
 def random_case(kind, seed):
@@ -25,13 +31,7 @@ def random_case(kind, seed):
         pool.recycle([previous], [token], [top], [probs])
         row = list(zip(top.tolist(), probs.tolist(), strict=True))
         rows[previous, token] = rows[None, token] = row
-    offers = [
-        ngram_pool.Offer(
-            source, rng.integers(0, 5, 6), np.array([0, 0, 0, 1, 2, 3]), rng.random(6, np.float32)
-        )
-        for source in rng.permutation(4)[: seed % 4]
-    ]
-    offers.sort(key=lambda offer: offer.source)
+    offers = random_offers(rng, seed % 6)
 
     def children_of(path):
         return children(text, rows, offers, pool.calibration, path)
@@ -39,7 +39,7 @@ def random_case(kind, seed):
     return pool, children_of, offers
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(24))
 def test_growth_takes_the_most_probable_paths_of_the_full_tree(kind, seed):
     pool, children_of, offers = random_case(kind, seed)
     expected = all_paths(children_of, max_depth=4, min_probability=0.05)

@@ -1,0 +1,184 @@
+"""The running regression against the closed form, solved at once in double precision."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import normalize
+
+from lookahead.drafters.regression import RunningRegression
+
+WIDTH, OUT = 6, 5
+
+
+def halves(rows, seed=0):
+    """Inputs of the usual kind: two unit vectors each."""
+    generator = torch.Generator().manual_seed(seed)
+    parts = torch.randn((rows, 2, WIDTH), generator=generator)
+    return normalize(parts, dim=-1).reshape(rows, 2 * WIDTH)
+
+
+def some_outputs(rows, seed=0):
+    return torch.randn((rows, OUT), generator=torch.Generator().manual_seed(seed + 1000))
+
+
+def some_prior(seed=0):
+    return torch.randn((2 * WIDTH + 1, OUT), generator=torch.Generator().manual_seed(seed + 2000))
+
+
+def kernel(left, right):
+    """By the definition, on halves."""
+    (a, b), (c, d) = left.split(WIDTH, dim=-1), right.split(WIDTH, dim=-1)
+    far = torch.cdist(a, c) ** 2 + torch.cdist(b, d) ** 2
+    return 0.01 * (1 + 24**2 * (a @ c.T + b @ d.T)) + 10 * torch.exp(-0.5 * far)
+
+
+class Direct:
+    """Keeps all rows, forgets them by the same rule, and solves the whole system each time."""
+
+    def __init__(self, prior=None, max_rows=1024):
+        self.prior = None if prior is None else prior.double()
+        self.max_rows = max_rows
+        self.rows = []
+
+    def add(self, inputs, outputs, noise=1.0):
+        new = [(x.double(), y.double(), noise) for x, y in zip(inputs, outputs, strict=True)]
+        new = new[-self.max_rows :]
+        if len(self.rows) + len(new) > self.max_rows:
+            kept = min(self.max_rows // 2, self.max_rows - len(new))
+            self.rows = self.rows[-kept:] if kept else []
+        self.rows += new
+
+    def predict(self, inputs):
+        inputs = inputs.double()
+        expected = self._by_prior(inputs)
+        if not self.rows:
+            return expected
+        seen = torch.stack([x for x, _, _ in self.rows])
+        left = torch.stack([y for _, y, _ in self.rows]) - self._by_prior(seen)
+        noise = torch.tensor([n for _, _, n in self.rows], dtype=torch.float64)
+        weights = torch.linalg.solve(kernel(seen, seen) + torch.diag(noise), left)
+        return expected + kernel(inputs, seen) @ weights
+
+    def _by_prior(self, inputs):
+        if self.prior is None:
+            return torch.zeros((len(inputs), OUT), dtype=torch.float64)
+        return inputs @ self.prior[:-1] + self.prior[-1]
+
+
+def same(running, direct, seed=77, tolerance=1e-3):
+    questions = halves(9, seed)
+    torch.testing.assert_close(
+        running.predict(questions).double(),
+        direct.predict(questions),
+        rtol=tolerance,
+        atol=tolerance,
+    )
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    parts=st.lists(st.integers(0, 9), min_size=1, max_size=8),
+    noises=st.lists(st.sampled_from([0.1, 0.5, 1.0, 3.0]), min_size=8, max_size=8),
+    max_rows=st.sampled_from([1, 2, 7, 16, 1000]),
+    has_prior=st.booleans(),
+)
+def test_any_split_into_calls_gives_the_closed_form(parts, noises, max_rows, has_prior):
+    prior = some_prior() if has_prior else None
+    running, direct = RunningRegression(prior, max_rows), Direct(prior, max_rows)
+    for seed, (rows, noise) in enumerate(zip(parts, noises, strict=False)):
+        for regression in (running, direct):
+            regression.add(halves(rows, seed), some_outputs(rows, seed), noise)
+        assert running.num_rows == len(direct.rows) <= max_rows
+    if has_prior or running.num_rows:
+        same(running, direct)
+
+
+def test_without_rows_the_prior_answers_alone():
+    prior = some_prior()
+    running = RunningRegression(prior)
+    running.add(halves(0), some_outputs(0))
+    questions = halves(4, 5)
+    torch.testing.assert_close(running.predict(questions), questions @ prior[:-1] + prior[-1])
+
+
+@pytest.mark.parametrize("has_prior", [False, True])
+def test_a_long_run_that_forgets_many_times_stays_the_closed_form(has_prior):
+    prior = some_prior() if has_prior else None
+    running, direct = RunningRegression(prior, 64), Direct(prior, 64)
+    for step in range(150):
+        rows, noise = 1 + step % 5, (1.0, 0.5)[step % 2]
+        for regression in (running, direct):
+            regression.add(halves(rows, step), some_outputs(rows, step), noise)
+    assert 32 <= running.num_rows <= 64
+    same(running, direct)
+
+
+def test_more_rows_than_it_remembers_leave_the_newest():
+    running, direct = RunningRegression(max_rows=8), Direct()
+    running.add(halves(30), some_outputs(30))
+    direct.add(halves(30)[-8:], some_outputs(30)[-8:])
+    assert running.num_rows == 8
+    same(running, direct)
+
+
+def test_less_noise_counts_more():
+    running = RunningRegression()
+    same_place = halves(1)
+    high, low = torch.full((1, OUT), 1.0), torch.full((1, OUT), -1.0)
+    running.add(same_place, high, noise=0.1)
+    running.add(same_place, low, noise=1.0)
+    assert (running.predict(same_place) > 0.5).all()
+    again = RunningRegression()
+    again.add(same_place, high, noise=1.0)
+    again.add(same_place, low, noise=0.1)
+    torch.testing.assert_close(again.predict(same_place), -running.predict(same_place))
+
+
+def test_a_linear_map_is_found_far_from_all_rows():
+    truth = some_prior(3)
+    running = RunningRegression()
+    for seed in range(6):
+        inputs = halves(40, seed)
+        running.add(inputs, inputs @ truth[:-1], noise=0.05)
+    questions = halves(20, 99)
+    wanted = questions @ truth[:-1]
+    assert (running.predict(questions) - wanted).norm() < 0.15 * wanted.norm()
+
+
+@pytest.mark.parametrize("noise", [0.03, 1.0])
+def test_one_row_over_and_over_is_its_own_mean(noise):
+    running = RunningRegression(max_rows=600)
+    inputs = halves(1).expand(50, -1)
+    for _ in range(20):
+        running.add(inputs, torch.ones((50, OUT)), noise)
+    predicted = running.predict(inputs[:1])
+    torch.testing.assert_close(predicted, torch.ones((1, OUT)), rtol=0.02, atol=0.02)
+
+
+def test_zero_vectors_do_no_harm():
+    half = halves(3).clone()
+    half[:, :WIDTH] = 0
+    inputs = torch.cat([torch.zeros((3, 2 * WIDTH)), half, halves(4, 2)])
+    outputs = some_outputs(len(inputs))
+    whole, single = RunningRegression(some_prior()), RunningRegression(some_prior())
+    whole.add(inputs, outputs)
+    for row in range(len(inputs)):
+        single.add(inputs[row : row + 1], outputs[row : row + 1])
+    questions = torch.cat([inputs[:4], halves(4, 9)])
+    assert torch.isfinite(whole.predict(questions)).all()
+    torch.testing.assert_close(
+        single.predict(questions), whole.predict(questions), rtol=1e-3, atol=1e-3
+    )
+
+
+def test_what_was_handed_over_may_be_written_to_afterwards():
+    running, direct = RunningRegression(), Direct()
+    inputs, outputs = halves(5), some_outputs(5)
+    direct.add(inputs.clone(), outputs.clone())
+    running.add(inputs, outputs)
+    inputs.zero_()
+    outputs.zero_()
+    same(running, direct)

@@ -14,7 +14,9 @@ from lookahead.errors import ConfigError
 __all__ = ["MAX_NODES", "SOURCES", "Config"]
 
 #: Sources that the package itself knows, in the order in which statistics name them.
-SOURCES = ("ngrams", "recycled", "head")
+SOURCES = ("ngrams", "recycled", "head", "exit")
+#: Those that are used where nothing else is said: early exit costs passes and rarely pays.
+DEFAULT_SOURCES = SOURCES[:3]
 
 #: Most columns of a window, longest n-gram, most guesses behind a token, most rows of a pass.
 MAX_COLUMNS, MAX_NGRAM, MAX_GUESSES, MAX_WINDOW_ROWS = 128, 16, 128, 256
@@ -38,6 +40,9 @@ class Config:
         Longest guess, in tokens. Longer pays on copied text only.
     sources : tuple of str
         Built-in sources to use, of :data:`SOURCES`.
+    exit_layer : "auto" or int
+        How many of the first layers the source ``"exit"`` drafts with; the answer is always that
+        of all layers. ``"auto"`` chooses by what was right and what it cost, 0 included.
     drafters : tuple
         The user's own :class:`~lookahead.drafters.Drafter` objects, or factories that make one
         for each sequence.
@@ -64,7 +69,8 @@ class Config:
     nodes: int | Literal["auto"] = "auto"
     max_nodes: int = 16
     max_depth: int = 24
-    sources: tuple[str, ...] = SOURCES
+    sources: tuple[str, ...] = DEFAULT_SOURCES
+    exit_layer: int | Literal["auto"] = "auto"
     drafters: tuple[Any | Callable[[], Any], ...] = ()
     recycle_prompt: int = 512
     remember: bool | Literal["calibrated"] = True
@@ -81,6 +87,8 @@ class Config:
             raise ConfigError(
                 f'remember must be True, False or "calibrated", not {self.remember!r}.'
             )
+        if self.exit_layer != "auto":
+            _check_int("exit_layer", self.exit_layer, 1, 10_000, '"auto" or ')
         if not isinstance(self.strict, bool):
             raise ConfigError(f"strict must be True or False, not {self.strict!r}.")
         _check_sources(self.sources)

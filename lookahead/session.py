@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
+from lookahead.drafters.exits import ExitChooser
 from lookahead.drafters.window_choice import WindowChooser
 from lookahead.learnt import Identity, Learnt, Remember
 from lookahead.stats import DecodeStats
@@ -54,6 +55,7 @@ class Session:
         with self.lock:
             self.calibration = Calibration()
             self.window_chooser = WindowChooser()
+            self.exit_choosers: dict[int | str, ExitChooser] = {}
             learnt, self._learnt = self._learnt, {}
             at_end, self._at_end = self._at_end, {}
         for finalizer in at_end.values():

@@ -180,9 +180,11 @@ WELL_BEHAVED: dict[str, Callable[[list[int]], dict[str, Any]]] = {
     "none": lambda text: {"sources": ()},
     "ngrams": lambda text: {"sources": ("ngrams",)},
     "recycled": lambda text: {"sources": ("recycled",)},
-    "both": lambda text: {},
-    "both-nothing-of-the-prompt": lambda text: {"recycle_prompt": 0},
-    "both-depth-1": lambda text: {"max_depth": 1},
+    "head": lambda text: {"sources": ("head",)},
+    "no-head": lambda text: {"sources": ("ngrams", "recycled")},
+    "all": lambda text: {},
+    "all-nothing-of-the-prompt": lambda text: {"recycle_prompt": 0},
+    "all-depth-1": lambda text: {"max_depth": 1},
     "oracle": lambda text: _alone(Oracle(text)),
     "oracle-1": lambda text: _alone(Oracle(text, 1)),
     "oracle-20": lambda text: _alone(Oracle(text, 20)),
@@ -193,7 +195,7 @@ WELL_BEHAVED: dict[str, Callable[[list[int]], dict[str, Any]]] = {
     "fixed": lambda text: _alone(Fixed([5, 6, 7, 8])),
     "random": lambda text: _alone(Random()),
     "factory": lambda text: _alone(Random, lambda: Oracle(text)),
-    "four-and-both": lambda text: {
+    "four-and-all": lambda text: {
         "drafters": (Oracle(text, 3), Half(text), Fixed([[5], [6, 7]]), Random())
     },
 }

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from lookahead.budget import Plan
 from lookahead.drafters.early_exit import EarlyExitDrafter
 from lookahead.drafters.exits import ExitChooser
 from lookahead.drafters.readout import Readout
@@ -66,7 +67,7 @@ class ExitTree:
         for _ in rows:
             pass
 
-    def draft(self, context: list[int], max_nodes: int, max_depth: int, costs: Any) -> DraftTree:
+    def draft(self, context: list[int], plan: Plan, max_depth: int) -> DraftTree:
         rounds = min(self.rounds, max_depth)
         tree, node = DraftTree.only_root(context[-1]), 0
         tokens, parents, probabilities = [context[-1]], [0], [1.0]
@@ -77,7 +78,7 @@ class ExitTree:
             if found is None or found.tokens[0, 0] < 0:
                 break
             for rank, token in enumerate(found.tokens[0, : self.width]):
-                if len(tokens) <= max_nodes:
+                if len(tokens) <= plan.max_nodes:
                     tokens.append(int(token))
                     parents.append(node)
                     probabilities.append(probabilities[node] * (0.9 - 0.1 * rank))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -43,11 +43,11 @@ class TableTarget:
         self.calls.append(("prefill",))
         return self._logits(self.cached)
 
-    def prompt_rows(self, slot: int, limit: int) -> Iterable[PromptRows]:
+    def prompt_rows(self, slot: int, limit: int) -> Iterator[PromptRows]:
         self.calls.append(("prompt_rows", slot))
         prompt = self.cached[slot][-limit:]
         first = len(self.cached[slot]) - len(prompt)
-        contexts = [self.cached[slot][: first + i + 1] for i in range(len(prompt))]
+        contexts = [self.cached[slot][: first + i + 1] for i in reversed(range(len(prompt)))]
         previous = [c[-2] if len(c) > 1 else -1 for c in contexts]
         yield PromptRows(previous, [c[-1] for c in contexts], self._logits(contexts))
 

@@ -203,7 +203,8 @@ class _Lens:
     def fit(self, left: Tensor, hidden: Tensor, noise: float) -> None:
         left, hidden = left.float(), hidden.float()
         finite = torch.isfinite(left).all(-1) & torch.isfinite(hidden).all(-1)
-        self._regression.add(normalize(left[finite], dim=-1), hidden[finite], noise)
+        inputs = normalize(left[finite], dim=-1)
+        self._regression.add(inputs, hidden[finite], torch.full_like(inputs[:, 0], noise))
 
     def note(self, left: Tensor, hidden: Tensor, chosen: list[int]) -> None:
         self._noted.append((left, hidden, chosen))

@@ -8,8 +8,6 @@ It is what a trained draft head does, with no training.
 
 from __future__ import annotations
 
-from itertools import groupby
-
 import torch
 from torch import Tensor
 
@@ -25,7 +23,9 @@ __all__ = ["LeastSquaresHead"]
 #: Candidates of a node. Of those behind the sixteenth hardly any is ever accepted.
 NUM_CANDIDATES = 16
 #: The model's own writing says more about what it will write than the prompt does.
-NOISE_OF_PROMPT, NOISE_OF_ANSWER = 1.0, 0.5
+NOISE_OF_PROMPT, NOISE_OF_ANSWER, NOISE_OF_REJECTED = 1.0, 0.5, 2.0
+#: Rejected nodes of a pass that are learnt from, and passes that may wait to be learnt from.
+MOST_REJECTED, MOST_UNLEARNT = 24, 128
 ROWS_TO_SUM = 32
 #: Tokens of the readout to begin with: vocabularies are in the order in which they were learnt,
 #: the most frequent ones first.
@@ -79,7 +79,11 @@ class LeastSquaresHead:
         return self._readout.top(states, NUM_CANDIDATES)
 
     def learn(self, outcome: Outcome) -> None:
-        """Learn from the accepted rows, which hold what was to be predicted."""
+        """Learn from all rows of the pass, which hold what was to be predicted.
+
+        Rejected nodes show no less than accepted ones what the target makes of a token behind a
+        text; only, the text is not this one.
+        """
         self._predicted.clear()
         self._readout.add(outcome.chosen)
         if outcome.hidden is None:
@@ -90,18 +94,37 @@ class LeastSquaresHead:
             before = torch.cat([self._last, hidden[:-1]])
             tokens = outcome.tree.tokens[outcome.path].tolist()
             inputs = self._inputs(before, tokens)
-            self._unlearnt.append((inputs, hidden, NOISE_OF_ANSWER))
+            self._note(inputs, hidden, NOISE_OF_ANSWER)
             self._gather(inputs, hidden)
-            if len(self._unlearnt) > self._regression.max_rows:  # nobody asked for long
-                del self._unlearnt[: self._regression.max_rows // 2]
+            self._note_rejected(outcome)
         self._last = hidden[-1:]
+
+    def _note_rejected(self, outcome: Outcome) -> None:
+        tree, hidden = outcome.tree, outcome.hidden
+        assert hidden is not None
+        accepted = set(outcome.path)
+        nodes = [node for node in range(1, len(tree.tokens)) if node not in accepted]
+        if nodes:
+            # Best nodes first where not all of them fit a pass's share of what is remembered.
+            nodes = sorted(nodes, key=lambda n: -tree.probabilities[n])[:MOST_REJECTED]
+            rows = hidden[torch.tensor(nodes, device=hidden.device)].float()
+            above = hidden[torch.tensor(tree.parents[nodes], device=hidden.device)].float()
+            self._note(self._inputs(above, tree.tokens[nodes].tolist()), rows, NOISE_OF_REJECTED)
+
+    def _note(self, inputs: Tensor, outputs: Tensor, noise: float) -> None:
+        self._unlearnt.append((inputs, outputs, noise))
+        if len(self._unlearnt) > MOST_UNLEARNT:  # nobody has asked for long
+            del self._unlearnt[: MOST_UNLEARNT // 2]
 
     def _catch_up(self) -> None:
         """Learn what was seen since the last question: in steps without one it costs nothing."""
         waiting, self._unlearnt = self._unlearnt, []
-        for noise, rows in groupby(waiting, key=lambda seen: seen[2]):
-            inputs, outputs, _ = zip(*rows, strict=True)
-            self._regression.add(torch.cat(inputs), torch.cat(outputs), noise)
+        if waiting:
+            inputs, outputs, noises = zip(*waiting, strict=True)
+            each = [
+                torch.full_like(x[:, 0], noise) for x, noise in zip(inputs, noises, strict=True)
+            ]
+            self._regression.add(torch.cat(inputs), torch.cat(outputs), torch.cat(each))
 
     def _gather(self, inputs: Tensor, hidden: Tensor) -> None:
         """Add to the sums of the model, many rows at a time: one row costs as much as thirty."""

@@ -49,7 +49,7 @@ class RunningRegression:
         self._factor: Tensor | None = None  # [max_rows, max_rows], lower triangular
         self._whitened: Tensor | None = None  # [max_rows, out], factor^-1 outputs
 
-    def add(self, inputs: Tensor, outputs: Tensor, noise: float = 1.0) -> None:
+    def add(self, inputs: Tensor, outputs: Tensor, noise: Tensor) -> None:
         """Learn rows.
 
         Parameters
@@ -58,10 +58,11 @@ class RunningRegression:
             Halves of unit length.
         outputs : Tensor, float32, [rows, out]
             What goes with them.
-        noise : float
-            Less counts more.
+        noise : Tensor, float32, [rows]
+            Variance of each, relative to that which kernels are scaled to; less counts more.
         """
-        inputs, outputs = inputs[-self.max_rows :], outputs[-self.max_rows :]
+        newest = slice(-self.max_rows, None)
+        inputs, outputs, noise = inputs[newest], outputs[newest], noise[newest]
         if not len(inputs):
             return
         if self._inputs is None:
@@ -69,7 +70,7 @@ class RunningRegression:
         if self.num_rows + len(inputs) > self.max_rows:
             self._forget(len(inputs))
         residual = outputs if self.prior is None else outputs - self._prior(inputs)
-        self._append(inputs, residual, torch.full_like(inputs[:, 0], noise))
+        self._append(inputs, residual, noise)
 
     def predict(self, inputs: Tensor) -> Tensor:
         """Return what is expected for inputs, float32, [rows, 2 * width] -> [rows, out]."""

@@ -31,7 +31,7 @@ from lookahead.engine import Engine
 from lookahead.errors import UnsupportedError
 from lookahead.hf.cache import SlotCache
 from lookahead.hf.compat import cache_argument, vocab_size
-from lookahead.hf.drafting import node_drafters
+from lookahead.hf.drafting import exit_fault, layer_split, node_drafters
 from lookahead.hf.fingerprint import identify, weights_key
 from lookahead.hf.masks import install
 from lookahead.hf.selftest import find_fault
@@ -148,6 +148,7 @@ def decode(
     learnt = session.learnt(
         config.remember, weights_key(call.model), functools.partial(identify, call.model)
     )
+    split = layer_split(call.model, config, call.batch, stats)
     target = HFTarget(
         call.model,
         call.input_ids,
@@ -156,6 +157,8 @@ def decode(
         call.model_kwargs,
         cache,
         call.cache_name,
+        split,
+        exit_fault(call.model, session, split),
     )
     sequences = []
     for slot, context in enumerate(contexts):
@@ -164,7 +167,7 @@ def decode(
             ngram_pool.new_pool(calibration=session.calibration),
             stats,
             vocab_size(call.model),
-            node_drafters(call.model, config, learnt),
+            node_drafters(call.model, config, session, learnt, target, slot, split),
             session.window_chooser,
         )
         sequences.append(_sequence(call, slot, context, drafter, extras))

@@ -15,7 +15,7 @@ from tests.oracles import assert_cache_from_scratch
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("family", ["mistral", "gemma3"])
 @pytest.mark.parametrize("length", [5, 20])
-@pytest.mark.parametrize("drafter", ["both", "oracle-20", "half", "none"])
+@pytest.mark.parametrize("drafter", ["all", "oracle-20", "half", "none"])
 def test_e1_a_sliding_window_is_passed_without_a_difference(drafter, length, family, attention):
     """E1: at the window eager failed on a shape and SDPA gave wrong text without a word."""
     model, ids = shared(family, attention=attention), prompt(length)

@@ -60,7 +60,7 @@ def test_k1_a_cache_goes_from_turn_to_turn(family, start, with_mask):
     assert last.tolist() == fast.tolist()
 
 
-@pytest.mark.parametrize("drafter", ["both", "oracle", "half", "random", "none"])
+@pytest.mark.parametrize("drafter", ["all", "oracle", "half", "random", "none"])
 def test_k2_only_the_new_ids_may_be_given_with_a_cache(drafter):
     """K1 in the other style: ids that hold what is not cached, and no more."""
     model = shared()

@@ -125,7 +125,7 @@ def test_a5_no_draft_source_moves_the_end_or_the_length(drafter):
         )
 
 
-@pytest.mark.parametrize("drafter", ["both", "oracle", "half", "none"])
+@pytest.mark.parametrize("drafter", ["all", "oracle", "half", "none"])
 def test_a6_an_end_token_of_the_generation_config_counts(drafter):
     """A1, with EOS only in the model's generation_config."""
     text, new = _text()
@@ -151,7 +151,7 @@ def test_a7_an_end_token_inside_the_prompt_ends_nothing():
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("drafter", ["both", "random", "oracle"])
+@pytest.mark.parametrize("drafter", ["all", "random", "oracle"])
 def test_a8_sampled_text_ends_at_the_end_token_too(drafter, seed):
     """A1 in sampled mode."""
     model = shared()

@@ -13,7 +13,7 @@ from tests.oracles import assert_same_cache, kv_from_scratch, next_logits
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("drafter", ["both", "oracle", "oracle-wrong-at-0"])
+@pytest.mark.parametrize("drafter", ["all", "oracle", "oracle-wrong-at-0"])
 @pytest.mark.parametrize("length", [1, 2])
 def test_d1_a_prompt_of_one_or_two_tokens_goes_right(length, drafter, family):
     """D1: a one-token prompt diverged at once."""

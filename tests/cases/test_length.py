@@ -43,7 +43,7 @@ def test_b2_no_drafter_exceeds_a_limit(drafter):
         assert runs.stats.new_tokens == num
 
 
-@pytest.mark.parametrize("drafter", ["both", "oracle-20", "ignores-limits", "random"])
+@pytest.mark.parametrize("drafter", ["all", "oracle-20", "ignores-limits", "random"])
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_b3_a_run_that_fills_the_positions_exactly_ends_well(family, drafter):
     """B3: the look-ahead was not bound by the context size."""
@@ -78,7 +78,7 @@ def test_b5_a_model_that_is_nearly_full_gives_what_plain_gives(wanted):
     assert runs.fast.shape[1] == length + num
 
 
-@pytest.mark.parametrize("drafter", ["both", "oracle-20"])
+@pytest.mark.parametrize("drafter", ["all", "oracle-20"])
 def test_b6_past_the_positions_of_a_rope_plain_is_followed_as_well(drafter):
     """B5: rotary models go on behind their length; the same must come out."""
     model = make_model("llama", max_position_embeddings=32)

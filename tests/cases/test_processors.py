@@ -35,7 +35,7 @@ OPTIONS = {
 OPTIONS["all"] = {k: v for option in OPTIONS.values() for k, v in option.items()}
 
 
-@pytest.mark.parametrize("drafter", ["both", "oracle", "half"])
+@pytest.mark.parametrize("drafter", ["all", "oracle", "half"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_g1_penalties_and_bans_work_as_in_plain(name, drafter):
     """G1: repetition_penalty was ignored without a word."""
@@ -87,7 +87,7 @@ class Spoiling(LogitsProcessor):
         return scores.mul_(0.5)
 
 
-@pytest.mark.parametrize("drafter", ["both", "oracle", "half"])
+@pytest.mark.parametrize("drafter", ["all", "oracle", "half"])
 def test_g4_a_processor_may_write_into_what_it_is_given(drafter):
     """G3: what one processor writes must not be seen anywhere else."""
     text = IDS[0].tolist() + new_ids(shared(), IDS, logits_processor=[Spoiling()])
@@ -108,7 +108,7 @@ def test_g4_a_processor_may_write_into_what_it_is_given(drafter):
 
 
 @pytest.mark.parametrize("sample", [False, True])
-@pytest.mark.parametrize("drafter", ["both", "fixed", "random", "oracle"])
+@pytest.mark.parametrize("drafter", ["all", "fixed", "random", "oracle"])
 def test_g5_drafts_that_break_a_grammar_are_dropped_quietly(drafter, sample):
     """G5: grammar back ends crashed when a drafted token broke the grammar."""
     digits, letters = list(range(10, 20)), list(range(40, 60))
@@ -133,7 +133,7 @@ def test_g5_drafts_that_break_a_grammar_are_dropped_quietly(drafter, sample):
 
 @pytest.mark.parametrize("place", [3, 4, 5])
 @pytest.mark.parametrize(
-    "drafter", ["none", "ngrams", "recycled", "both", "oracle", "oracle-20", "half", "random"]
+    "drafter", ["none", "ngrams", "recycled", "all", "oracle", "oracle-20", "half", "random"]
 )
 def test_g7_min_new_tokens_lets_the_end_through_from_the_same_place(drafter, place):
     """G7: min_tokens hid EOS on one draft row too many."""

@@ -15,7 +15,7 @@ OUTPUTS = {"return_dict_in_generate": True, "output_scores": True, "output_logit
 
 @pytest.mark.parametrize("sample", [False, True])
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
-@pytest.mark.parametrize("drafter", ["oracle-wrong-at-0", "half", "oracle", "both", "none"])
+@pytest.mark.parametrize("drafter", ["oracle-wrong-at-0", "half", "oracle", "all", "none"])
 def test_i1_scores_and_logits_are_there_for_every_token(drafter, family, sample):
     """I1: log-probabilities came back empty with speculation, right for the first token only."""
     model = shared(family)

@@ -19,7 +19,7 @@ def _text():
     return IDS[0].tolist() + new, new
 
 
-@pytest.mark.parametrize("drafter", ["none", "both", "oracle", "oracle-20", "half", "random"])
+@pytest.mark.parametrize("drafter", ["none", "all", "oracle", "oracle-20", "half", "random"])
 @pytest.mark.parametrize("place", [1, 4, 7, 11])
 def test_c1_stop_token_stop_string_and_streamer_work_at_once(place, drafter):
     """C1: no streaming and no stop tokens with speculation on."""
@@ -147,7 +147,7 @@ class Counting(StoppingCriteria):
 
 @pytest.mark.parametrize("kind", ["tensor", "bool", "last-three", "counting"])
 @pytest.mark.parametrize(
-    "drafter", ["none", "ngrams", "recycled", "both", "oracle", "oracle-20", "half", "random"]
+    "drafter", ["none", "ngrams", "recycled", "all", "oracle", "oracle-20", "half", "random"]
 )
 def test_c3_a_criterion_of_the_users_own_ends_the_text_where_plain_does(drafter, kind):
     """C3: with a hand-written criterion the run gave one token only."""

@@ -18,7 +18,7 @@ IDS = prompt(18, repeat=4)
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
 @pytest.mark.parametrize("sample", [False, True])
-@pytest.mark.parametrize("drafter", ["both", "oracle", "half", "random"])
+@pytest.mark.parametrize("drafter", ["all", "oracle", "half", "random"])
 def test_m1_the_stream_is_the_return_value_piece_by_piece(drafter, sample, family):
     """M1: block tokens were left out of the stream, the last one repeated."""
     model, made = shared(family), []

@@ -150,7 +150,7 @@ def test_r1_a_wrong_setting_names_option_value_and_range(name, value):
             assert repr(shown) in message
 
 
-@pytest.mark.parametrize("name", ["window", "ngram", "guess", "Nodes"])
+@pytest.mark.parametrize("name", ["windows", "ngram", "guess", "Nodes"])
 def test_r2_an_unknown_setting_is_refused_with_the_known_ones(name):
     """R1: and one that does not exist."""
     model = fresh()

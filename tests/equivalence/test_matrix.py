@@ -124,9 +124,29 @@ def test_a_drafter_that_breaks_its_contract_is_reported_once(drafter):
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("nodes", NODES)
-@pytest.mark.parametrize("drafter", ["both", "oracle", "half", "random"])
+@pytest.mark.parametrize("drafter", ["all", "no-head", "head", "oracle", "half", "random"])
 def test_sliding_and_full_layers_in_turn_give_the_same(drafter, nodes, attention):
     _check(drafter, "gemma3", attention, nodes, "greedy")
+
+
+@pytest.mark.parametrize("padding", [0, 7])
+@pytest.mark.parametrize("family", [*FAMILIES, "gemma3"])
+@pytest.mark.parametrize("drafter", ["all", "no-head", "head", "random"])
+def test_batches_give_the_same(drafter, family, padding):
+    model = shared(family)
+    ids = torch.cat([prompt(18, seed=seed, repeat=4) for seed in (1, 2, 3)])
+    mask = torch.ones_like(ids)
+    ids[1, :padding], mask[1, :padding] = 0, 0
+    arguments = {"attention_mask": mask, "max_new_tokens": NEW, "do_sample": False}
+    expected = model.generate(ids, **arguments).tolist()
+    nodes = _spread((3, 12, 48, "auto"), drafter, family, str(padding))
+    lookahead.forget(model)
+    with lookahead.accelerate(model, nodes=nodes, strict=True, **ALL[drafter](expected[0])):
+        found = model.generate(ids, **arguments)
+        stats = lookahead.last_stats(model)
+    assert found.tolist() == expected
+    assert stats.rows == 3
+    assert ("head" in stats.by_source) == (drafter in ("all", "head"))
 
 
 def _spread(values: Any, *key: str) -> Any:

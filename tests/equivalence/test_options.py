@@ -37,7 +37,7 @@ from tests.vocabularies import letter_tokenizer
 IDS = prompt(18, repeat=4)
 NEW = new_ids(shared(), IDS)
 END = NEW[first_seen(NEW)[4]]
-DRAFTERS = ("both", "half")
+DRAFTERS = ("all", "half")
 
 
 class Alternating(LogitsProcessor):
@@ -152,7 +152,7 @@ def test_a_greedy_option_gives_what_plain_gives(name, drafter):
 
 @pytest.mark.parametrize("name", [*OPTIONS, *SAMPLED])
 def test_a_sampling_option_gives_what_plain_gives_from_the_same_seed(name):
-    drafter = "both" if name in SAMPLED else "half"
+    drafter = "all" if name in SAMPLED else "half"
     options = {"do_sample": True, "max_new_tokens": 24} | (OPTIONS | SAMPLED)[name]
     torch.manual_seed(4)
     text = shared().generate(IDS, **options)[0].tolist()

@@ -90,7 +90,8 @@ def test_it_goes_together_with_other_drafters():
         do_sample=False,
         settings={"window": (5, 3, 3), "drafters": (Oracle(expected, 3), Random)},
     )
-    assert set(runs.stats.by_source) == {"ngrams", "recycled", "oracle", "random", "window"}
+    names = {"ngrams", "recycled", "head", "oracle", "random", "window"}
+    assert set(runs.stats.by_source) == names
 
 
 @pytest.mark.parametrize("method", ["rows", "draft", "learn", "earned"])

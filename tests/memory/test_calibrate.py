@@ -83,14 +83,33 @@ def test_random_numbers_of_others_are_left_alone():
     assert torch.equal(torch.rand(3), wanted)
 
 
-def test_what_it_made_is_what_a_session_begins_with():
+@pytest.mark.parametrize("remember", [True, "calibrated"])
+def test_what_it_made_is_what_a_session_begins_with(remember):
     model = fresh()
-    made = calibrate(model, PROMPTS, Sums(64))
-    sums = Sums(64)
-    Learnt(True, lambda: identify(model)).keep(sums)
+    plain = model.generate(prompt(), max_new_tokens=4, do_sample=False)
+    made = calibrate(model, PROMPTS, empty_sums(model))
+    sums = empty_sums(model)
+    Learnt(remember, lambda: identify(model)).keep(sums)
     assert sums.rows == made.rows
-    with lookahead.accelerate(model):
-        model.generate(prompt(), max_new_tokens=4)
+    with lookahead.accelerate(model, remember=remember):
+        found = model.generate(prompt(), max_new_tokens=4, do_sample=False)
+        assert found.tolist() == plain.tolist()
+        (learnt,) = model._lookahead_session._learnt.values()
+        assert learnt.sums.rows == made.rows
+        assert lookahead.last_stats(model).notes == []
+
+
+def test_sums_that_are_stored_but_do_not_fit_are_a_note_in_the_statistics():
+    model = fresh()
+    plain = model.generate(prompt(), max_new_tokens=4, do_sample=False)
+    calibrate(model, PROMPTS, Sums(64))
+    with (  # noqa: PT031
+        lookahead.accelerate(model),
+        pytest.warns(lookahead.LookaheadWarning, match="do not fit this model and are ignored"),
+    ):
+        found = model.generate(prompt(), max_new_tokens=4, do_sample=False)
+        assert found.tolist() == plain.tolist()
+        assert "do not fit" in lookahead.last_stats(model).notes[0]
 
 
 def test_answers_end_at_the_end_token():
@@ -122,6 +141,11 @@ def test_time_is_a_bound():
         calibrate(fresh(), PROMPTS, Sums(64), seconds=0.0)
 
 
-def test_a_version_without_a_head_says_so():
+def test_a_model_without_a_head_says_so():
+    class Odd(torch.nn.Linear):
+        pass
+
+    model = fresh()
+    model.lm_head = Odd(64, 128)
     with pytest.raises(UnsupportedError, match="nothing to calibrate"):
-        empty_sums(fresh())
+        empty_sums(model)

@@ -13,6 +13,12 @@ from tests.helpers import fresh, new_ids, prompt
 LONG = {"num": 120}
 
 
+def the_curve():
+    """The one cost curve that is stored."""
+    (entry,) = [entry for entry in Memory().entries() if entry.kind.startswith("curve")]
+    return entry
+
+
 def test_a_curve_is_kept_from_one_process_to_the_next():
     model = fresh()
     plain = new_ids(model, prompt(), **LONG)
@@ -21,7 +27,7 @@ def test_a_curve_is_kept_from_one_process_to_the_next():
         for _ in range(4):
             new_ids(model, prompt(), **LONG)
     lookahead.restore(model)
-    (entry,) = Memory().entries()
+    entry = the_curve()
     assert entry.fingerprint == identify(model).fingerprint
     assert "1 threads" in entry.meta["for"]
     assert "float32" in entry.meta["for"]
@@ -44,6 +50,27 @@ def test_nothing_is_written_where_that_is_switched_off(memory_folder, remember):
     assert not memory_folder.exists()
 
 
+def test_sums_of_the_head_are_kept_from_one_process_to_the_next():
+    model = fresh()
+    plain = new_ids(model, prompt(), **LONG)
+    with lookahead.accelerate(model, nodes=2):
+        for _ in range(6):
+            assert new_ids(model, prompt(), **LONG) == plain
+        (learnt,) = model._lookahead_session._learnt.values()
+        rows = learnt.sums.rows
+    lookahead.restore(model)
+    (entry,) = [entry for entry in Memory().entries() if entry.kind == "sums"]
+    assert entry.fingerprint == identify(model).fingerprint
+    assert int(entry.meta["rows"]) >= 512
+    other = fresh()
+    with lookahead.accelerate(other):
+        assert new_ids(other, prompt(), num=3) == plain[:3]
+        (learnt,) = other._lookahead_session._learnt.values()
+        assert 512 <= learnt.sums.rows <= rows
+        assert learnt.sums.map() is not None
+        assert lookahead.last_stats(other).notes == []
+
+
 def test_a_damaged_file_is_a_note_in_the_statistics():
     model = fresh()
     plain = new_ids(model, prompt())
@@ -51,7 +78,7 @@ def test_a_damaged_file_is_a_note_in_the_statistics():
         for _ in range(4):
             new_ids(model, prompt(), **LONG)
     lookahead.restore(model)
-    (entry,) = Memory().entries()
+    entry = the_curve()
     entry.path.write_bytes(b"x" * 100)
     with (  # noqa: PT031
         lookahead.accelerate(model),

@@ -41,6 +41,7 @@ def rows(draw):
         np.array(tokens, np.int64),
         np.array(draw(cells), np.int32).reshape(count, width),
         np.array(draw(probs), np.float32).reshape(count, width),
+        draw(st.booleans()),
     )
 
 
@@ -53,6 +54,7 @@ OPERATION = st.one_of(
             {
                 "max_nodes": st.integers(0, 20),
                 "max_depth": st.integers(0, 8),
+                "trust": st.sampled_from([1.0, 0.5, 0.0]),
                 "min_probability": st.sampled_from([0.0, 0.01, 0.2]),
                 "ngrams": st.booleans(),
                 "recycled": st.booleans(),
@@ -83,8 +85,9 @@ def test_any_run_of_operations_gives_the_same_answers(operations, max_tokens, ma
             fast.extend(value)
             slow.extend(value)
         elif name == "recycle":
-            fast.recycle(*value)
-            slow.recycle(*value)
+            *arrays, renew = value
+            fast.recycle(*arrays, renew=renew)
+            slow.recycle(*arrays, renew=renew)
         elif name == "clear":
             fast.clear()
             slow.clear()

@@ -21,6 +21,22 @@ def test_newest_row_of_a_key_wins(pool):
     assert pool.stats().rows == 2
 
 
+def test_rows_that_are_there_can_be_left_as_they_are(pool):
+    pool.recycle([1], [2], [[5]], [[0.9]])
+    pool.recycle([1, 3], [2, 2], [[6], [7]], [[0.9], [0.9]], renew=False)
+    assert first_tokens(pool, [1, 2]) == [5]
+    assert first_tokens(pool, [3, 2]) == [7]  # a new pair is entered
+    assert first_tokens(pool, [8, 2]) == [5]
+    assert pool.stats().rows == 3
+    pool.recycle([1], [2], [[6]], [[0.9]])
+    assert first_tokens(pool, [1, 2]) == [6]
+
+
+def test_within_one_call_the_first_row_of_a_key_stays_where_none_is_renewed(pool):
+    pool.recycle([1, 1], [2, 2], [[5], [6]], [[0.9], [0.9]], renew=False)
+    assert first_tokens(pool, [1, 2]) == [5]
+
+
 def test_pair_is_asked_before_the_single_token(pool):
     pool.recycle([1], [2], [[5]], [[0.9]])
     pool.recycle([9], [2], [[6]], [[0.9]])

@@ -138,6 +138,18 @@ def test_cut_maximises_expected_tokens_per_time(kind, seed):
     assert len(cut) == int(np.argmax(gains))
 
 
+@pytest.mark.parametrize("trust", [0.0, 0.3, 1.0])
+def test_cut_believes_as_much_as_it_is_told(pool, trust):
+    pool.extend([1, 2, 3, 1, 2])
+    costs = np.linspace(1, 4, 31, dtype=np.float32)
+    whole = pool.propose(30)
+    gains = 1 + trust * np.sort(whole.probabilities[1:])[::-1].cumsum()
+    gains = np.concatenate([[1.0], gains]) / costs[: len(gains) + 1]
+    cut = pool.propose(30, costs=costs, trust=trust)
+    assert len(cut) == int(np.argmax(gains))
+    assert len(pool.propose(30, trust=trust)) == len(whole), "where nothing is cut"
+
+
 def test_nothing_is_drafted_where_nothing_pays(pool):
     pool.extend([1, 2, 3, 1, 2])
     costs = np.array([1, 5, 9, 14], np.float32)
@@ -157,6 +169,9 @@ def test_nothing_is_drafted_where_nothing_pays(pool):
         {"max_nodes": 2, "costs": [1.0, float("nan"), 1.0]},
         {"max_nodes": 2, "costs": [[1.0, 1.0, 1.0]]},
         {"max_nodes": 0, "costs": []},
+        {"max_nodes": 2, "trust": -0.1},
+        {"max_nodes": 2, "trust": 1.1},
+        {"max_nodes": 2, "trust": float("nan")},
     ],
 )
 def test_limits_that_make_no_sense_are_refused(pool, arguments):

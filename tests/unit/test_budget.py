@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookahead import Config
+from lookahead import Config, DraftTree
 from lookahead.budget import KNOTS, TYPICAL, Budget, CostCurve
 
 
@@ -72,14 +72,67 @@ def test_it_can_be_shown_and_pickled():
 
 
 def test_a_fixed_number_of_nodes_knows_no_costs():
-    budget = Budget(Config(nodes=9), CostCurve())
-    assert budget.max_nodes(1) == 9
-    assert budget.costs(9, 1) is None
+    budget = Budget(Config(nodes=9), _measured())
+    plan = budget.plan(1)
+    assert plan.max_nodes == 9
+    assert plan.costs is None
+    assert plan.token_s is None
+    assert plan.trust == 1.0
 
 
 def test_nodes_are_shared_out_among_rows():
     budget = Budget(Config(nodes=9), CostCurve())
-    assert [budget.max_nodes(live) for live in (1, 2, 3, 9, 10)] == [9, 4, 3, 1, 0]
+    assert [budget.plan(live).max_nodes for live in (1, 2, 3, 9, 10)] == [9, 4, 3, 1, 0]
+    budget = Budget(Config(nodes="auto", max_nodes=9), CostCurve())
+    assert [budget.plan(live).max_nodes for live in (1, 2, 3, 9, 10)] == [9, 4, 3, 1, 0]
+
+
+@pytest.mark.parametrize("live", [1, 3])
+def test_a_plan_has_the_costs_and_the_worth_of_a_token(live):
+    curve = CostCurve("cpu")
+    budget = Budget(Config(nodes="auto", max_nodes=12), curve)
+    plan = budget.plan(live)
+    assert plan.token_s is None, "nothing was measured"
+    np.testing.assert_array_equal(plan.costs, budget.costs(12 // live, live))
+    assert len(plan.costs) == plan.max_nodes + 1
+    curve.learn(live, 0.25)
+    assert budget.plan(live).token_s == pytest.approx(0.25)
+
+
+def test_what_trees_promised_and_did_not_keep_is_no_longer_believed():
+    budget = Budget(Config(nodes="auto"), CostCurve())
+    tree = DraftTree.from_parents([1, 2, 3], [0, 0, 1], [1.0, 0.75, 0.25])
+    for _ in range(30):
+        budget.learn_tree(tree, 1)
+    assert budget.plan(1).trust == pytest.approx(1.0)
+    for _ in range(10):
+        budget.learn_tree(tree, 0)
+    assert budget.plan(1).trust < 0.5
+    for _ in range(60):
+        budget.learn_tree(tree, 2)
+    assert budget.plan(1).trust == 1.0
+    fixed = Budget(Config(nodes=4), CostCurve())
+    for _ in range(10):
+        fixed.learn_tree(tree, 0)
+    assert fixed.plan(1).trust == 1.0
+
+
+def test_drafting_rests_where_it_is_slower_than_plain_and_is_tried_again():
+    curve = CostCurve()
+    for _ in range(20):
+        curve.learn(1, 0.01)
+    budget = Budget(Config(nodes="auto"), curve)
+    drafted = []
+    for _ in range(200):
+        drafted.append(budget.plan(1).max_nodes > 0)
+        budget.learn_step(1, 1, 0.02 if drafted[-1] else 0.01)
+    assert drafted[:4] == [True] * 4
+    assert 4 < sum(drafted) < 40
+    assert any(drafted[100:]), "text may have changed"
+    fixed = Budget(Config(nodes=4), curve)
+    for _ in range(20):
+        fixed.learn_step(1, 1, 0.02)
+        assert fixed.plan(1).max_nodes == 4
 
 
 @pytest.mark.parametrize("live", [1, 3])
@@ -98,7 +151,7 @@ def test_costs_are_relative_to_a_pass_without_nodes(live):
 
 def test_a_budget_learns_into_the_shared_curve():
     curve = CostCurve()
-    Budget(Config(), curve).learn(4, 0.25)
+    Budget(Config(), curve).learn_pass(4, 0.25)
     assert curve.seconds(4)[3] == pytest.approx(0.25)
 
 

@@ -147,10 +147,10 @@ class DecodeStats:
         )
         window = ""
         if self.window_rows:
-            window = f", {self.window_rows_per_pass:.1f} window rows"
+            window = f" and {self.window_rows_per_pass:.1f} window rows"
         line = (
             f"{head}; MAT {self.mean_acceptance_length:.2f} over {self.passes} passes "
-            f"({self.nodes_per_pass:.1f} nodes each{window}); "
+            f"({self.nodes_per_pass:.1f} nodes{window} each); "
             f"accepted/offered: {sources or 'nothing'}"
         )
         if self.break_even is not None:

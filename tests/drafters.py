@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from lookahead import DraftTree
+from lookahead.config import SOURCES
 from tests.helpers import VOCAB
 
 
@@ -181,6 +182,8 @@ WELL_BEHAVED: dict[str, Callable[[list[int]], dict[str, Any]]] = {
     "ngrams": lambda text: {"sources": ("ngrams",)},
     "recycled": lambda text: {"sources": ("recycled",)},
     "head": lambda text: {"sources": ("head",)},
+    "exit": lambda text: {"sources": ("exit",), "exit_layer": 1},
+    "all-and-exit": lambda text: {"sources": SOURCES, "exit_layer": 1},
     "no-head": lambda text: {"sources": ("ngrams", "recycled")},
     "all": lambda text: {},
     "all-nothing-of-the-prompt": lambda text: {"recycle_prompt": 0},

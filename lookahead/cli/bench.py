@@ -32,6 +32,9 @@ def bench(
     limit: Annotated[
         int | None, typer.Option(min=1, help="Use so many rows of each subtask.")
     ] = None,
+    turns: Annotated[
+        int | None, typer.Option(min=1, help="Use so many turns of each row, the first ones.")
+    ] = None,
     max_new_tokens: options.MaxNewTokensOption = 96,
     dtype: options.DtypeOption = options.Dtype.auto,
     device: options.DeviceOption = "cpu",
@@ -71,12 +74,12 @@ def bench(
     one run, never seconds of different runs.
     """
     from lookahead.cli.benchmark import arms as arm_list
-    from lookahead.cli.benchmark.prompts import limit_rows, read_rows
+    from lookahead.cli.benchmark.prompts import first_turns, limit_rows, read_rows
 
     specs = arm_list.with_nodes(arm_list.parse_arms(arms), options.parse_nodes(nodes))
     specs = arm_list.with_state(specs, state.value)
     arm_list.check_settings(specs)
-    rows = limit_rows(read_rows(data), limit)
+    rows = first_turns(limit_rows(read_rows(data), limit), turns)
     for path in (json_path, plot_path):
         if path is not None and not path.absolute().parent.is_dir():
             raise usage_error(f"there is no folder {path.parent}", "--json/--plot")
@@ -85,6 +88,7 @@ def bench(
         "model": model,
         "data": data or "prompts.jsonl",
         "limit": limit,
+        "turns": turns,
         "rows": len(rows),
         "max_new_tokens": max_new_tokens,
         "dtype": dtype.value,

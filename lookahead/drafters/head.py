@@ -124,7 +124,9 @@ class LeastSquaresHead:
             each = [
                 torch.full_like(x[:, 0], noise) for x, noise in zip(inputs, noises, strict=True)
             ]
-            self._regression.add(torch.cat(inputs), torch.cat(outputs), torch.cat(each))
+            x, y, noise = torch.cat(inputs), torch.cat(outputs), torch.cat(each)
+            finite = torch.isfinite(x).all(dim=-1) & torch.isfinite(y).all(dim=-1)
+            self._regression.add(x[finite], y[finite], noise[finite])
 
     def _gather(self, inputs: Tensor, hidden: Tensor) -> None:
         """Add to the sums of the model, many rows at a time: one row costs as much as thirty."""

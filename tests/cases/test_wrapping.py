@@ -97,12 +97,20 @@ def test_o9_copies_of_a_wrapped_model_drive_themselves(copier):
 
 
 @pytest.mark.parametrize("value", [0, 2, 3, -1])
-def test_p3_early_exit_is_not_there_yet_and_is_refused_by_name(value):
-    """P3: an option that is easy to take for something else must not be swallowed."""
-    with pytest.raises(lookahead.ConfigError, match="there is no setting 'exit_layer'; the sett"):
-        lookahead.accelerate(fresh(), exit_layer=value)
-    with pytest.raises(TypeError):
-        lookahead.Config(exit_layer=value)
+def test_p3_an_exit_layer_out_of_range_is_refused_with_the_range(value):
+    """P3: the option is easy to take for a model cut short; it drafts only."""
+    model = fresh()
+    assert model.config.num_hidden_layers == 2
+
+    def use():
+        with lookahead.accelerate(model, sources=("exit",), exit_layer=value):
+            model.generate(IDS, max_new_tokens=4, do_sample=False)
+
+    with pytest.raises(lookahead.ConfigError, match=r"exit_layer .* from 1 to") as caught:
+        use()
+    if value > 0:
+        assert "the answer is always that of all 2" in str(caught.value)
+        assert "from 1 to 1" in str(caught.value)
 
 
 WRONG = [

@@ -25,7 +25,10 @@ def _check(model, layer, ids=IDS, **kwargs):
     torch.manual_seed(0)
     plain = model.generate(ids, **arguments)
     before = [dict(vars(m)) for m in model.modules()]
-    with only_early_exit(model, layer) as (made, looks), lookahead.accelerate(model, strict=True):
+    with (
+        only_early_exit(model, layer) as (made, looks),
+        lookahead.accelerate(model, strict=True, nodes=16),
+    ):
         torch.manual_seed(0)
         fast = model.generate(ids, **arguments)
         stats = lookahead.last_stats(model)
@@ -50,7 +53,7 @@ def test_the_cache_and_the_stream_are_those_of_plain_generation(family):
     model = make_family(family, attention="sdpa")
     cache, streamer = DynamicCache(config=model.config), Recorder()
     plain = model.generate(IDS, **ARGUMENTS)
-    with only_early_exit(model, 2), lookahead.accelerate(model, strict=True):
+    with only_early_exit(model, 2), lookahead.accelerate(model, strict=True, nodes=16):
         fast = model.generate(IDS, cache=cache, streamer=streamer, **ARGUMENTS)
     assert fast.tolist() == plain.tolist()
     assert streamer.ids == fast[0].tolist()
@@ -72,7 +75,10 @@ def test_a_batch_is_drafted_for_by_others():
     model = make_family("llama")
     ids = torch.cat([IDS, prompt(40, seed=9)])
     plain = model.generate(ids, **ARGUMENTS)
-    with only_early_exit(model, 2) as (_, looks), lookahead.accelerate(model, strict=True):
+    with (
+        only_early_exit(model, 2) as (_, looks),
+        lookahead.accelerate(model, strict=True, nodes=16),
+    ):
         assert model.generate(ids, **ARGUMENTS).tolist() == plain.tolist()
     assert not looks.peeks
 
@@ -119,7 +125,10 @@ def test_an_exception_in_a_look_leaves_the_model_as_it_was(error, after):
     with torch.no_grad():
         model(IDS[:, :9], cache=cache)
     given = copy.deepcopy(cache)
-    with only_early_exit(model, 2) as (_, looks), lookahead.accelerate(model, strict=True):
+    with (
+        only_early_exit(model, 2) as (_, looks),
+        lookahead.accelerate(model, strict=True, nodes=16),
+    ):
 
         def fail(module, args):
             if len(looks.peeks) > after:
@@ -153,7 +162,10 @@ def test_plain_calls_in_another_thread_give_what_they_always_give():
             failed.append(error)
 
     thread = threading.Thread(target=work)
-    with only_early_exit(model, 2) as (_, looks), lookahead.accelerate(model, strict=True):
+    with (
+        only_early_exit(model, 2) as (_, looks),
+        lookahead.accelerate(model, strict=True, nodes=16),
+    ):
         thread.start()
         fast = [model.generate(IDS, **ARGUMENTS).tolist() for _ in range(5)]
         stop.set()
@@ -190,7 +202,10 @@ def test_adapted_weights_are_used():
     plain = all_ways()
     assert plain[0] != plain[1]
     seen = []
-    with only_early_exit(inner, 2) as (_, looks), lookahead.accelerate(adapted, strict=True):
+    with (
+        only_early_exit(inner, 2) as (_, looks),
+        lookahead.accelerate(adapted, strict=True, nodes=16),
+    ):
         peek = looks.peek
 
         def looked(slot, tree, nodes, exit_layer):

@@ -160,6 +160,18 @@ def test_rejected_nodes_do_not_mislead():
     assert first(head, context) == [MODEL.next(context[-1])]
 
 
+def test_hidden_states_that_are_not_finite_are_not_learnt():
+    """Of a guess that overflows in half precision, say, and is rejected."""
+    head, context = begun([20, 0])
+    for _ in range(2 * CYCLE):
+        tree = DraftTree.from_paths(context[-1], [[11, 12], [MODEL.next(context[-1]), 13]])
+        hidden = MODEL.hidden(tree.tokens)
+        hidden[[1, 4]] = float("nan")
+        head.ask(context, tree, [0])
+        context = step(head, context, tree, hidden)
+    assert first(head, context) == [MODEL.next(context[-1])]
+
+
 def test_steps_with_many_accepted_nodes_teach_as_much_as_single_ones():
     single, context = begun([20, 0])
     many, other = begun([20, 0])

@@ -60,7 +60,7 @@ def test_nothing_is_concluded_before_the_time_of_a_plain_step_is_known():
 def test_one_step_that_was_disturbed_changes_little():
     pace = Pace()
     rests(pace, tokens=3.0, seconds=0.015, steps=20)
-    pace.learn(3.0, 0.15, 0.01)
+    pace.learn(3.0, 5 * 0.015, 0.01)
     assert not any(rests(pace, tokens=3.0, seconds=0.015, steps=20))
 
 

@@ -28,6 +28,14 @@ def some_prior(seed=0):
     return torch.randn((2 * WIDTH + 1, OUT), generator=torch.Generator().manual_seed(seed + 2000))
 
 
+def equally(noise, rows):
+    return torch.full((len(rows),), noise)
+
+
+def teach(regression, inputs, outputs, noise=1.0):
+    regression.add(inputs, outputs, equally(noise, inputs))
+
+
 def kernel(left, right):
     """By the definition, on halves."""
     (a, b), (c, d) = left.split(WIDTH, dim=-1), right.split(WIDTH, dim=-1)
@@ -43,8 +51,9 @@ class Direct:
         self.max_rows = max_rows
         self.rows = []
 
-    def add(self, inputs, outputs, noise=1.0):
-        new = [(x.double(), y.double(), noise) for x, y in zip(inputs, outputs, strict=True)]
+    def add(self, inputs, outputs, noise):
+        rows = zip(inputs, outputs, noise, strict=True)
+        new = [(x.double(), y.double(), float(n)) for x, y, n in rows]
         new = new[-self.max_rows :]
         if len(self.rows) + len(new) > self.max_rows:
             kept = min(self.max_rows // 2, self.max_rows - len(new))
@@ -89,8 +98,10 @@ def test_any_split_into_calls_gives_the_closed_form(parts, noises, max_rows, has
     prior = some_prior() if has_prior else None
     running, direct = RunningRegression(prior, max_rows), Direct(prior, max_rows)
     for seed, (rows, noise) in enumerate(zip(parts, noises, strict=False)):
+        each = torch.full((rows,), noise)
+        each[::2] *= 3
         for regression in (running, direct):
-            regression.add(halves(rows, seed), some_outputs(rows, seed), noise)
+            regression.add(halves(rows, seed), some_outputs(rows, seed), each)
         assert running.num_rows == len(direct.rows) <= max_rows
     if has_prior or running.num_rows:
         same(running, direct)
@@ -99,7 +110,7 @@ def test_any_split_into_calls_gives_the_closed_form(parts, noises, max_rows, has
 def test_without_rows_the_prior_answers_alone():
     prior = some_prior()
     running = RunningRegression(prior)
-    running.add(halves(0), some_outputs(0))
+    teach(running, halves(0), some_outputs(0))
     questions = halves(4, 5)
     torch.testing.assert_close(running.predict(questions), questions @ prior[:-1] + prior[-1])
 
@@ -111,15 +122,15 @@ def test_a_long_run_that_forgets_many_times_stays_the_closed_form(has_prior):
     for step in range(150):
         rows, noise = 1 + step % 5, (1.0, 0.5)[step % 2]
         for regression in (running, direct):
-            regression.add(halves(rows, step), some_outputs(rows, step), noise)
+            teach(regression, halves(rows, step), some_outputs(rows, step), noise)
     assert 32 <= running.num_rows <= 64
     same(running, direct)
 
 
 def test_more_rows_than_it_remembers_leave_the_newest():
     running, direct = RunningRegression(max_rows=8), Direct()
-    running.add(halves(30), some_outputs(30))
-    direct.add(halves(30)[-8:], some_outputs(30)[-8:])
+    teach(running, halves(30), some_outputs(30))
+    teach(direct, halves(30)[-8:], some_outputs(30)[-8:])
     assert running.num_rows == 8
     same(running, direct)
 
@@ -128,12 +139,12 @@ def test_less_noise_counts_more():
     running = RunningRegression()
     same_place = halves(1)
     high, low = torch.full((1, OUT), 1.0), torch.full((1, OUT), -1.0)
-    running.add(same_place, high, noise=0.1)
-    running.add(same_place, low, noise=1.0)
+    teach(running, same_place, high, noise=0.1)
+    teach(running, same_place, low, noise=1.0)
     assert (running.predict(same_place) > 0.5).all()
     again = RunningRegression()
-    again.add(same_place, high, noise=1.0)
-    again.add(same_place, low, noise=0.1)
+    teach(again, same_place, high, noise=1.0)
+    teach(again, same_place, low, noise=0.1)
     torch.testing.assert_close(again.predict(same_place), -running.predict(same_place))
 
 
@@ -142,7 +153,7 @@ def test_a_linear_map_is_found_far_from_all_rows():
     running = RunningRegression()
     for seed in range(6):
         inputs = halves(40, seed)
-        running.add(inputs, inputs @ truth[:-1], noise=0.05)
+        teach(running, inputs, inputs @ truth[:-1], noise=0.05)
     questions = halves(20, 99)
     wanted = questions @ truth[:-1]
     assert (running.predict(questions) - wanted).norm() < 0.15 * wanted.norm()
@@ -153,7 +164,7 @@ def test_one_row_over_and_over_is_its_own_mean(noise):
     running = RunningRegression(max_rows=600)
     inputs = halves(1).expand(50, -1)
     for _ in range(20):
-        running.add(inputs, torch.ones((50, OUT)), noise)
+        teach(running, inputs, torch.ones((50, OUT)), noise)
     predicted = running.predict(inputs[:1])
     torch.testing.assert_close(predicted, torch.ones((1, OUT)), rtol=0.02, atol=0.02)
 
@@ -164,9 +175,9 @@ def test_zero_vectors_do_no_harm():
     inputs = torch.cat([torch.zeros((3, 2 * WIDTH)), half, halves(4, 2)])
     outputs = some_outputs(len(inputs))
     whole, single = RunningRegression(some_prior()), RunningRegression(some_prior())
-    whole.add(inputs, outputs)
+    teach(whole, inputs, outputs)
     for row in range(len(inputs)):
-        single.add(inputs[row : row + 1], outputs[row : row + 1])
+        teach(single, inputs[row : row + 1], outputs[row : row + 1])
     questions = torch.cat([inputs[:4], halves(4, 9)])
     assert torch.isfinite(whole.predict(questions)).all()
     torch.testing.assert_close(
@@ -177,8 +188,8 @@ def test_zero_vectors_do_no_harm():
 def test_what_was_handed_over_may_be_written_to_afterwards():
     running, direct = RunningRegression(), Direct()
     inputs, outputs = halves(5), some_outputs(5)
-    direct.add(inputs.clone(), outputs.clone())
-    running.add(inputs, outputs)
+    teach(direct, inputs.clone(), outputs.clone())
+    teach(running, inputs, outputs)
     inputs.zero_()
     outputs.zero_()
     same(running, direct)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,11 @@ def limit_rows(rows: Sequence[Row], limit: int | None) -> list[Row]:
         places = [place for place, row in enumerate(rows) if row.subtask == subtask]
         kept.update(places[:: max(1, len(places) // limit)][:limit])
     return [row for place, row in enumerate(rows) if place in kept]
+
+
+def first_turns(rows: Sequence[Row], turns: int | None) -> list[Row]:
+    """Leave out later turns."""
+    return [replace(row, turns=row.turns[:turns]) for row in rows]
 
 
 def _split_subtask(source: str) -> tuple[str, str | None]:

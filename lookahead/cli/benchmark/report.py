@@ -81,6 +81,9 @@ def make_cell(
         "passes": passes,
         "mat": later / passes if passes else 1.0,
         "nodes_per_pass": sum(record.drafted for record in records) / passes if passes else 0.0,
+        "window_rows_per_pass": (
+            sum(record.window_rows for record in records) / passes if passes else 0.0
+        ),
         "seconds": seconds,
         "tokens_per_s": tokens / seconds,
         "speedup": sum(record.seconds for record in plain) / seconds,
@@ -101,7 +104,7 @@ def print_tables(report: dict[str, Any], *, with_profile: bool) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH)
-    console.print(_heading(report), highlight=False, soft_wrap=True)
+    console.print(heading(report), highlight=False, soft_wrap=True)
     console.print(_results(report))
     if with_profile:
         console.print(_profile(report))
@@ -132,10 +135,16 @@ def _cell_words(cell: dict[str, Any]) -> list[str]:
         f"{cell['speedup']:.2f}",
         f"{cell['speedup_min']:.2f}",
         f"{cell['mat']:.2f}",
-        f"{cell['nodes_per_pass']:.1f}",
+        _nodes_words(cell),
         first,
         str(cell["looping"]),
     ]
+
+
+def _nodes_words(cell: dict[str, Any]) -> str:
+    """Nodes of a pass, and where there is a lookahead window, its rows."""
+    window = f" + {cell['window_rows_per_pass']:.1f}" if cell["window_rows_per_pass"] else ""
+    return f"{cell['nodes_per_pass']:.1f}{window}"
 
 
 def _profile(report: dict[str, Any]) -> Table:
@@ -156,7 +165,8 @@ def _profile(report: dict[str, Any]) -> Table:
     return table
 
 
-def _heading(report: dict[str, Any]) -> str:
+def heading(report: dict[str, Any]) -> str:
+    """Say what was measured, on what machine, with which command: two lines."""
     settings, machine, versions = report["settings"], report["machine"], report["versions"]
     return (
         f"{settings['model']}, {settings['dtype']}, {settings['state']}, "
@@ -186,7 +196,7 @@ def save_plot(report: dict[str, Any], path: Path) -> None:
     middle = width * (len(arms) - 1) / 2
     axes.set_xticks([place + middle for place in range(len(subtasks) + 1)], [*subtasks, "overall"])
     axes.set_ylabel("speed against plain generate")
-    axes.set_title(_heading(report).split(";")[0], fontsize=9)
+    axes.set_title(heading(report).split(";")[0], fontsize=9)
     if arms:
         axes.legend(fontsize=8)
     figure.tight_layout()

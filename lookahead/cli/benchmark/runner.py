@@ -57,6 +57,7 @@ class Measured:
     peak_rss_bytes: int
     by_source: dict[str, dict[str, int]]
     time_ms: dict[str, float]
+    window_rows: int = 0
     plain_reason: str | None = None
 
 
@@ -80,6 +81,7 @@ class Record:
     by_source: dict[str, dict[str, int]]
     time_ms: dict[str, float]
     plain_reason: str | None
+    window_rows: float = 0.0
     exact: bool = True
     looping: bool = False
 
@@ -268,6 +270,7 @@ def _take_stats(measured: Measured, model: Any) -> None:
         return
     measured.passes = len(stats.steps) or stats.passes
     measured.drafted = stats.drafted
+    measured.window_rows = stats.window_rows
     measured.time_ms = dict(stats.time_ms)
     measured.by_source = {
         name: {"offered": source.offered, "accepted": source.accepted}
@@ -302,6 +305,7 @@ def _records(
             by_source=run.by_source if number == 0 else {},
             time_ms={part: ms / num_rows for part, ms in run.time_ms.items()},
             plain_reason=run.plain_reason,
+            window_rows=run.window_rows / num_rows,
             looping=is_loop(new_ids),
         )
         for number, (state, new_ids) in enumerate(zip(states, run.new_ids, strict=True))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lookahead.drafters.base import Candidates
+from lookahead.drafters.rows import top_rows
 
 __all__ = ["ModelEnds", "Readout"]
 
@@ -53,7 +54,7 @@ class Readout:
         Most tokens of the shortlist; the oldest of those that were added later go.
     """
 
-    def __init__(self, ends: ModelEnds, first: Iterable[int], limit: int = 8192) -> None:
+    def __init__(self, ends: ModelEnds, first: Iterable[int], limit: int = 4096) -> None:
         self._ends = ends
         self._limit = min(limit, ends.vocab)
         self._place = np.full(ends.vocab, -1, dtype=np.int32)
@@ -99,9 +100,6 @@ class Readout:
         logits = hidden.to(weight.dtype) @ weight.T
         if self._bias is not None:
             logits += self._bias[: self._size]
-        values, places = logits.float().topk(min(k, self._size), dim=-1)
-        total = torch.logsumexp(logits.float(), dim=-1, keepdim=True)
-        return Candidates(
-            self._tokens[places.cpu().numpy()].astype(np.int32),
-            (values - total).exp().cpu().numpy(),
-        )
+        places, probabilities = top_rows(logits, min(k, self._size))
+        tokens = np.where(places < 0, -1, self._tokens[places])
+        return Candidates(tokens.astype(np.int32), probabilities)

@@ -1,8 +1,8 @@
 """Kernel ridge regression that learns row by row: the closed form behind the head and the lens.
 
 A linear map known beforehand gives a first guess; what it leaves over on the rows seen so far is
-interpolated. Every new row counts at once: the Cholesky factor grows by a row, nothing is solved
-anew.
+interpolated. Every new row counts at once: the inverse of the Cholesky factor grows by a row, and
+nothing is solved anew.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class RunningRegression:
         self._inputs: Tensor | None = None  # [max_rows, 2 * width], both halves of unit length
         self._outputs: Tensor | None = None  # [max_rows, out], what the prior leaves over
         self._noise: Tensor | None = None  # [max_rows]
-        self._factor: Tensor | None = None  # [max_rows, max_rows], lower triangular
-        self._whitened: Tensor | None = None  # [max_rows, out], factor^-1 outputs
+        self._inverse: Tensor | None = None  # [max_rows, max_rows], of the lower Cholesky factor
+        self._weights: Tensor | None = None  # [max_rows, out], (K + N)^-1 outputs
 
     def add(self, inputs: Tensor, outputs: Tensor, noise: Tensor) -> None:
         """Learn rows.
@@ -78,15 +78,11 @@ class RunningRegression:
         if not self.num_rows:
             assert expected is not None
             return expected
-        assert self._factor is not None
-        assert self._whitened is not None
-        n = self.num_rows
-        weights = torch.linalg.solve_triangular(
-            self._factor[:n, :n], self._kernel(self._seen, inputs), upper=False
-        )
+        assert self._weights is not None
+        near = self._kernel(inputs, self._seen)
         if expected is None:
-            return torch.mm(weights.T, self._whitened[:n])
-        return torch.addmm(expected, weights.T, self._whitened[:n])
+            return torch.mm(near, self._weights[: self.num_rows])
+        return torch.addmm(expected, near, self._weights[: self.num_rows])
 
     @property
     def _seen(self) -> Tensor:
@@ -110,30 +106,30 @@ class RunningRegression:
         rows = self.max_rows
         self._inputs = inputs.new_zeros((rows, inputs.shape[1]))
         self._outputs = outputs.new_zeros((rows, outputs.shape[1]))
-        self._whitened = outputs.new_zeros((rows, outputs.shape[1]))
-        self._factor = inputs.new_zeros((rows, rows))
+        self._weights = outputs.new_zeros((rows, outputs.shape[1]))
+        self._inverse = inputs.new_zeros((rows, rows))
         self._noise = inputs.new_zeros(rows)
 
     def _append(self, inputs: Tensor, residual: Tensor, noise: Tensor) -> None:
         assert self._inputs is not None
         assert self._outputs is not None
         assert self._noise is not None
-        assert self._factor is not None
-        assert self._whitened is not None
+        assert self._inverse is not None
+        assert self._weights is not None
         old, new = slice(0, self.num_rows), slice(self.num_rows, self.num_rows + len(inputs))
         own = self._kernel(inputs, inputs) + torch.diag(noise)
         if self.num_rows:
-            cross = torch.linalg.solve_triangular(
-                self._factor[old, old], self._kernel(self._seen, inputs), upper=False
-            )
-            own -= cross.T @ cross
-            self._factor[new, old] = cross.T
-            residual_left = residual - cross.T @ self._whitened[old]
+            # The factor becomes [[L, 0], [B, C]] with B = K' L^-T and C C' = own - B B'.
+            below = self._kernel(inputs, self._seen) @ self._inverse[old, old].T
+            corner = _inverse_factor(own - below @ below.T)
+            self._inverse[new, old] = -corner @ (below @ self._inverse[old, old])
         else:
-            residual_left = residual
-        corner = torch.linalg.cholesky(own)
-        self._factor[new, new] = corner
-        self._whitened[new] = torch.linalg.solve_triangular(corner, residual_left, upper=False)
+            corner = _inverse_factor(own)
+        self._inverse[new, new] = corner
+        # (K + N)^-1 is the sum over the rows of the inverse factor: these are what is new.
+        whitened = torch.addmm(corner @ residual, self._inverse[new, old], self._outputs[old])
+        self._weights[new] = corner.T @ whitened
+        self._weights[old] += self._inverse[new, old].T @ whitened
         self._inputs[new], self._outputs[new], self._noise[new] = inputs, residual, noise
         self.num_rows += len(inputs)
 
@@ -149,3 +145,11 @@ class RunningRegression:
         self.num_rows = 0
         if kept:
             self._append(inputs, outputs, noise)
+
+
+def _inverse_factor(matrix: Tensor) -> Tensor:
+    """Return the inverse of the lower Cholesky factor of a matrix, [rows, rows]."""
+    factor = torch.linalg.cholesky(matrix)
+    unit = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
+    inverse: Tensor = torch.linalg.solve_triangular(factor, unit, upper=False)
+    return inverse

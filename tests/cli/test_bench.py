@@ -84,6 +84,21 @@ def test_json_has_the_shape_that_scripts_read(
         assert word in outcome.out
 
 
+def test_later_turns_can_be_left_out_and_window_rows_are_counted(
+    call: Any, tiny_folder: Path, data: Path, tmp_path: Path
+) -> None:
+    arms = "lookahead:nodes=4,lookahead:nodes=4,window=4/3/4"
+    report, outcome = measure(call, tiny_folder, data, tmp_path, "--arms", arms, "--turns", "1")
+    assert [entry["turn"] for entry in report["prompts"]] == [1] * 9
+    assert report["settings"]["turns"] == 1
+    without, with_window = (
+        report["arms"][f"lookahead:nodes=4{more}"]["overall"] for more in ("", ",window=4/3/4")
+    )
+    assert without["window_rows_per_pass"] == 0
+    assert 0 < with_window["window_rows_per_pass"] <= 7
+    assert f" + {with_window['window_rows_per_pass']:.1f}" in outcome.out
+
+
 def test_plain_counts_as_plain(call: Any, tiny_folder: Path, data: Path, tmp_path: Path) -> None:
     report, _ = measure(call, tiny_folder, data, tmp_path, "--arms", "plain")
     cell = report["arms"]["plain"]["overall"]

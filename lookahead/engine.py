@@ -109,10 +109,16 @@ class Engine:
         start = time.perf_counter()
         with stats.timed("verify"):
             seen = target.verify([s.slot for s in live], trees, windows)
-        rows = max(1 + len(t) + len(w or ()) for t, w in zip(trees, windows, strict=True))
-        self._budget.learn_pass(len(live) * rows, time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        # A window may be left out: its rows count where its tokens came back.
+        ran = [
+            0 if window is None or rows.window_tokens is None else len(window)
+            for window, rows in zip(windows, seen, strict=True)
+        ]
+        most_rows = max(1 + len(tree) + more for tree, more in zip(trees, ran, strict=True))
+        self._budget.learn_pass(len(live) * most_rows, seconds)
         stats.passes += 1
-        stats.window_rows += sum(len(window) for window in windows if window is not None)
+        stats.window_rows += sum(ran)
 
         for sequence, tree, seen_rows in zip(live, trees, seen, strict=True):
             # Accept: plain decoding, replayed down the tree.

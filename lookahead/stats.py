@@ -64,6 +64,10 @@ class DecodeStats:
         Wall time by part, see :data:`PARTS`.
     notes : list of str
         Faults that were survived and fall-backs that were taken.
+    break_even : float or None
+        MAT at which passes of this size pay.
+    is_fixed : bool
+        Whether the number of nodes was fixed by the settings.
     """
 
     accelerated: bool = True
@@ -82,6 +86,7 @@ class DecodeStats:
     notes: list[str] = field(default_factory=list)
     steps: list[StepRecord] = field(default_factory=list)
     break_even: float | None = None
+    is_fixed: bool = False
 
     @property
     def accepted(self) -> int:
@@ -155,7 +160,7 @@ class DecodeStats:
         )
         if self.break_even is not None:
             line += f"; break-even MAT {self.break_even:.2f}"
-            if self.passes and self.mean_acceptance_length < self.break_even:
+            if self.is_fixed and self.mean_acceptance_length < self.break_even:
                 line += (
                     ": a pass with so many rows cost more than it returned; fewer nodes (0 is "
                     "plain decoding) may be faster for such text on this machine"

@@ -57,7 +57,7 @@ class Reply:
         if self.stats is None or not self.stats.accelerated:
             return f"{line}, MAT 1.00, plain"
         total = max(1, num_tokens)
-        names = {"ngrams": "n-grams", "early_exit": "early exit"}
+        names = {"ngrams": "n-grams", "exit": "early exit"}
         # A token that two sources guessed counts for both, so these may add up to more.
         guessed = ", ".join(
             f"{names.get(name, name)} {source.accepted / total:.0%}"

@@ -9,7 +9,7 @@ look costs its share of the layers and nothing more.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -70,6 +70,8 @@ class EarlyExitDrafter:
         May be shared with other drafters of the sequence.
     chooser : ExitChooser
         May be shared with other sequences of the model.
+    pass_s : callable
+        Returns the seconds of a pass over one row, or None while they are not known.
 
     Notes
     -----
@@ -78,11 +80,17 @@ class EarlyExitDrafter:
     caller, who asks about the most probable nodes that nobody else is sure about.
     """
 
-    name = "early_exit"
+    name = "exit"
 
     def __init__(
-        self, target: EarlyLayers, slot: int, readout: Readout, chooser: ExitChooser
+        self,
+        target: EarlyLayers,
+        slot: int,
+        readout: Readout,
+        chooser: ExitChooser,
+        pass_s: Callable[[], float | None] = lambda: None,
     ) -> None:
+        self._pass_s = pass_s
         self._target = target
         self._slot = slot
         self._readout = readout
@@ -130,7 +138,10 @@ class EarlyExitDrafter:
         except UnsupportedError:
             self._give_up(layer)
             return None
-        self.seconds += time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        self.seconds += seconds
+        if (pass_s := self._pass_s()) is not None:
+            self._chooser.learn_cost(layer, min(seconds / pass_s, 1.0))
         self.looks += 1
         found = self._readout.top(self._lenses[layer].read(left), NUM_CANDIDATES)
         for node, tokens in zip(chosen, found.tokens.tolist(), strict=True):

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from lookahead.budget import CostCurve
 from lookahead.config import Config
 from lookahead.drafters import NodeDrafter
 from lookahead.drafters.early_exit import EarlyExitDrafter, EarlyLayers
@@ -55,6 +56,7 @@ def node_drafters(
     target: EarlyLayers,
     slot: int,
     split: LayerSplit | None,
+    curve: CostCurve,
 ) -> dict[int, NodeDrafter]:
     """Make them for one sequence, by source number, as far as settings and model let them.
 
@@ -73,8 +75,16 @@ def node_drafters(
         drafters[HEAD_OFFER] = LeastSquaresHead(ends, readout, learnt.sums)
     if split is not None:
         chooser = _exit_chooser(config, session, split.num_layers)
-        drafters[EXIT_OFFER] = EarlyExitDrafter(target, slot, readout, chooser)
+        drafters[EXIT_OFFER] = EarlyExitDrafter(
+            target, slot, readout, chooser, functools.partial(_one_row, curve)
+        )
     return drafters
+
+
+def _one_row(curve: CostCurve) -> float | None:
+    """Return the expected seconds of a pass over one row, if something was measured."""
+    seconds = curve.seconds(1)
+    return None if seconds is None else float(seconds[0])
 
 
 def _exit_chooser(config: Config, session: Session, num_layers: int) -> ExitChooser:

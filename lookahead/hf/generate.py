@@ -160,6 +160,7 @@ def decode(
         split,
         exit_fault(call.model, session, split),
     )
+    curve = _curve(call.model, learnt)
     sequences = []
     for slot, context in enumerate(contexts):
         drafter = MergedDrafter(
@@ -167,11 +168,10 @@ def decode(
             ngram_pool.new_pool(calibration=session.calibration),
             stats,
             vocab_size(call.model),
-            node_drafters(call.model, config, session, learnt, target, slot, split),
+            node_drafters(call.model, config, session, learnt, target, slot, split, curve),
             session.window_chooser,
         )
         sequences.append(_sequence(call, slot, context, drafter, extras))
-    curve = _curve(call.model, learnt)
     ready = getattr(call.model, "_optimize_model_for_decode", nullcontext)
     with ready():
         Engine(target, Budget(config, curve), config, stats).run(sequences)
@@ -184,6 +184,7 @@ def decode(
     if stats.steps:
         rows = 1 + round(stats.nodes_per_pass + stats.window_rows_per_pass)
         stats.break_even = float(curve.relative(rows)[-1])
+        stats.is_fixed = config.nodes != "auto"
     return _result(call, sequences, cache, given, stats)
 
 

@@ -33,6 +33,7 @@ def test_q1_the_report_names_acceptance_break_even_and_advice():
         new_tokens=11,
         passes=10,
         break_even=1.5,
+        is_fixed=True,
         drafted=40,
         by_source={"ngrams": SourceStats(40, 0)},
         steps=[StepRecord(4, 0, 1)] * 10,
@@ -40,7 +41,12 @@ def test_q1_the_report_names_acceptance_break_even_and_advice():
     assert "cost more than it returned" in losing.summary()
     assert "fewer nodes" in losing.summary()
     winning = DecodeStats(
-        new_tokens=31, passes=10, break_even=1.5, drafted=40, steps=[StepRecord(4, 2, 3)] * 10
+        new_tokens=31,
+        passes=10,
+        break_even=1.5,
+        is_fixed=True,
+        drafted=40,
+        steps=[StepRecord(4, 2, 3)] * 10,
     )
     assert "cost more" not in winning.summary()
     plain = DecodeStats(accelerated=False, plain_reason="of a reason", new_tokens=3)

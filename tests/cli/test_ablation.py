@@ -59,12 +59,12 @@ def test_a_file_without_a_curve_is_refused(
 ) -> None:
     file = tmp_path / "none.json"
     file.write_text(text)
-    with pytest.raises(SystemExit, match="curve|rows"):
+    with pytest.raises(SystemExit, match=r"curve|rows"):
         script["read_curve"](str(file))
 
 
 def test_tables_and_figure_of_a_small_run(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     pytest.importorskip("matplotlib")
     data, out, plot = tmp_path / "few.jsonl", tmp_path / "out.md", tmp_path / "out.png"
@@ -75,7 +75,7 @@ def test_tables_and_figure_of_a_small_run(
     monkeypatch.setattr(sys, "argv", [str(word) for word in command])
     runpy.run_path(str(SCRIPT), run_name="__main__")
     text = out.read_text()
-    assert text.strip() == capsys.readouterr().out.strip()
+    assert text.strip() == capfd.readouterr().out.strip()
     assert "| plain | 2/2 |" in text
     assert "| 4 nodes | 2/2 |" in text
     assert "a calculation, not a measurement" in text

@@ -33,7 +33,10 @@ def test_calibrate_stores_and_says_what(call: Any, tiny_folder: Path) -> None:
     assert len(Memory().entries()) == 1
 
 
-def test_calibrate_says_where_there_is_nothing_to_do(call: Any, tiny_folder: Path) -> None:
+def test_calibrate_says_where_there_is_nothing_to_do(
+    call: Any, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logic, "ends_of", lambda _model: None)
     outcome = call("calibrate", tiny_folder)
     assert outcome.code == 1
     assert "nothing to calibrate" in outcome.err

@@ -27,7 +27,7 @@ def test_the_answer_is_that_of_plain_generation(family, settings):
     before = [set(vars(m)) for m in model.modules()]
     runs = check(model, IDS, settings=settings, **GREEDY)
     assert runs.stats.notes == []
-    assert runs.stats.by_source["early_exit"].offered > 5
+    assert runs.stats.by_source["exit"].offered > 5
     ours = {"_lookahead_session", "generate"}
     assert [set(vars(m)) - ours for m in model.modules()] == before
 
@@ -55,13 +55,13 @@ def test_every_layer_and_call_after_call(exit_layer):
     with lookahead.accelerate(model, **settings):
         for _ in range(4):
             assert new_ids(model, IDS, 40) == plain
-            assert "early_exit" in lookahead.last_stats(model).by_source
+            assert "exit" in lookahead.last_stats(model).by_source
 
 
 def test_it_goes_together_with_a_window():
     runs = check(make_family("llama"), IDS, settings=ALL | {"window": (4, 3, 2)}, **GREEDY)
     assert runs.stats.notes == []
-    assert {"window", "head", "early_exit"} <= set(runs.stats.by_source)
+    assert {"window", "head", "exit"} <= set(runs.stats.by_source)
 
 
 def test_in_a_batch_others_draft_and_a_note_says_so():
@@ -69,7 +69,7 @@ def test_in_a_batch_others_draft_and_a_note_says_so():
     runs = check(make_family("llama"), ids, settings=ALL, **GREEDY)
     (note,) = runs.stats.notes
     assert "early exit is off: it works on one sequence at a time" in note
-    assert "early_exit" not in runs.stats.by_source
+    assert "exit" not in runs.stats.by_source
 
 
 def test_a_model_that_cannot_be_taken_apart_drafts_with_the_others_and_a_note_says_so():
@@ -103,7 +103,7 @@ def test_a_fault_in_it_costs_early_exit_and_nothing_else(method, after, monkeypa
         return real(self, *args)
 
     monkeypatch.setattr(EarlyExitDrafter, method, fail)
-    with pytest.warns(lookahead.LookaheadWarning, match="'early_exit' raised RuntimeError"):
+    with pytest.warns(lookahead.LookaheadWarning, match="'exit' raised RuntimeError"):
         runs = check(make_family("llama"), IDS, settings=ALL, **GREEDY)
     assert len(calls) == after + 1
     (note,) = runs.stats.notes
@@ -132,7 +132,7 @@ def test_a_fault_of_the_model_in_a_look_leaves_the_model_as_it_was(error, after,
             with pytest.raises(KeyboardInterrupt):
                 new_ids(model, IDS, 40)
         else:
-            with pytest.warns(lookahead.LookaheadWarning, match="'early_exit' raised"):
+            with pytest.warns(lookahead.LookaheadWarning, match="'exit' raised"):
                 assert new_ids(model, IDS, 40) == plain
         # Where another look of that step had gone well, its rows are still made use of.
         assert len(looks) <= after + 1

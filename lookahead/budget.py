@@ -251,6 +251,11 @@ class Budget:
         self._pace = Pace()
         self._trust = Trust()
 
+    def begin(self, live: int, prefill_s: float, tokens_left: int | None) -> None:
+        """Start on a call whose prompts are read: its longest answer may have so many tokens."""
+        plain = self._curve.seconds(live)
+        self._pace.begin(prefill_s, tokens_left, None if plain is None else float(plain[-1]))
+
     def plan(self, live: int) -> Plan:
         """Return what a step of ``live`` sequences may spend."""
         max_nodes = self._config.draft_budget // live

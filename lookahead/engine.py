@@ -91,6 +91,9 @@ class Engine:
             if not sequence.finished:
                 self._begin(sequence)
         del logits
+        left = [sequence.max_depth for sequence in sequences]
+        most = None if any(n is None for n in left) else max(n for n in left if n is not None)
+        self._budget.begin(len(sequences), self._stats.prefill_s, most)
         while live := [s for s in sequences if not s.finished]:
             self.step(live)
 

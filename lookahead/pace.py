@@ -7,11 +7,12 @@ __all__ = ["Pace", "Trust"]
 #: Weight of the past in sums over steps: about the last ten count.
 MEMORY = 0.9
 #: Expected and accepted tokens that trust begins with.
-CREDIT = 2.0
-#: Drafted steps after which a gain is believed, and the gain below which drafting rests.
-FEWEST_STEPS, LEAST_GAIN = 4, 1.0
-#: Steps of the first rest and of the longest one.
-FIRST_REST, LONGEST_REST = 6, 96
+CREDIT = 5.0
+#: Share of all time that drafting may lose; in plain steps: what it may lose at first, the most
+#: that gains of the past are worth to it, and what has to come together before it is tried again.
+SHARE, FIRST_ALLOWANCE, MOST_SAVED, COST_OF_TRYING = 0.02, 2.0, 3.0, 0.5
+#: Length of an answer, in tokens, where it is not known or said to be longer.
+EXPECTED_TOKENS = 100
 
 
 class Trust:
@@ -37,22 +38,29 @@ class Trust:
 
 
 class Pace:
-    """Weighs the tokens of drafted steps against the time of plain ones.
+    """Keeps account of what drafting won and lost, and lets it rest where it has lost too much.
 
-    Where they do not pay, drafting rests for a number of steps that doubles each time, and is then
-    tried again for a few.
+    A step that emits *n* tokens in the time of *m* plain steps wins *n - m* of them. Losing is
+    allowed in advance, by a small share of all time spent, for what pays is only known once it is
+    tried. Where that is used up, steps are plain until as much has come together again as a try
+    may cost: text that cannot be guessed costs this share and no more.
     """
 
     def __init__(self) -> None:
-        self._steps = 0
-        self._tokens = self._seconds = 0.0
-        self._rest = 0
-        self._next_rest = FIRST_REST
+        self._account = FIRST_ALLOWANCE  # in plain steps
+        self._is_resting = False
 
     @property
     def is_resting(self) -> bool:
         """Whether the next step is to be plain."""
-        return self._rest > 0
+        return self._is_resting
+
+    def begin(self, prefill_s: float, tokens_left: int | None, plain_s: float | None) -> None:
+        """Allow a call to lose a share of its expected time."""
+        steps = float(EXPECTED_TOKENS if tokens_left is None else min(tokens_left, EXPECTED_TOKENS))
+        if plain_s is not None:
+            steps += prefill_s / plain_s
+        self._account = min(FIRST_ALLOWANCE, SHARE * steps)
 
     def learn(self, tokens: float, seconds: float, plain_s: float | None) -> None:
         """Take in a step.
@@ -66,17 +74,13 @@ class Pace:
         plain_s : float or None
             Expected time of a plain step; None if it is not known yet.
         """
-        if self._rest > 0:
-            self._rest -= 1
+        if plain_s is None:
             return
-        self._steps += 1
-        self._tokens = MEMORY * self._tokens + tokens
-        self._seconds = MEMORY * self._seconds + seconds
-        if plain_s is None or self._steps < FEWEST_STEPS:
-            return
-        if self._tokens * plain_s < LEAST_GAIN * self._seconds:
-            self._rest = self._next_rest
-            self._next_rest = min(2 * self._next_rest, LONGEST_REST)
-            self._steps, self._tokens, self._seconds = 0, 0.0, 0.0
-        elif self._steps >= 4 * FEWEST_STEPS:
-            self._next_rest = FIRST_REST
+        steps = seconds / plain_s
+        if not self._is_resting:
+            self._account += tokens - steps
+        self._account = min(self._account + SHARE * steps, MOST_SAVED)
+        if self._account < 0:
+            self._is_resting = True
+        elif self._account >= COST_OF_TRYING:
+            self._is_resting = False

@@ -48,7 +48,7 @@ ROUNDS = (1, 3, 4)
 #: The same for trees of more nodes than this.
 FEW_NODES, MORE_ROUNDS = 24, (1, 4, 6, 6)
 #: Parts of the prompt (of 32 positions) that are read out at once, and with each step that paid.
-PARTS_AT_ONCE, PARTS_MORE = 2, 2
+PARTS_AT_ONCE, PARTS_MORE = 1, 2
 #: Of the probability that leaves the tree at a node, what its answer wins back.
 WON = 0.35
 

@@ -10,11 +10,14 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from lookahead.drafters.readout import ModelEnds
+from lookahead.drafters.regression import sketch
 
 __all__ = ["HeadSums", "head_inputs"]
 
 #: Ridge on inputs whose halves have unit length.
 RIDGE = 0.5
+#: Most inputs that are summed up one by one; wider ones are sketched down to so many.
+MOST_INPUTS = 2048
 #: The map is fitted anew when so many times more rows have been seen than at the last fit.
 GROWTH = 1.3
 
@@ -58,8 +61,9 @@ class HeadSums:
         self._ends = ends
         self.rows = 0
         self._lock = threading.Lock()
-        self._squares: Tensor | None = None  # [2 * width + 1, 2 * width + 1]
-        self._products: Tensor | None = None  # [2 * width + 1, out]
+        self._size = min(ends.embedding_width + ends.width, MOST_INPUTS)
+        self._squares: Tensor | None = None  # [inputs + 1, inputs + 1], wide ones sketched
+        self._products: Tensor | None = None  # [inputs + 1, out]
         self._map: Tensor | None = None
         self._rows_of_map = 0
 
@@ -74,7 +78,8 @@ class HeadSums:
         inputs, outputs = inputs[finite], outputs[finite]
         if not len(inputs):
             return
-        x = torch.cat([inputs, inputs.new_ones((len(inputs), 1))], dim=-1)
+        ones = inputs.new_ones((len(inputs), 1))
+        x = torch.cat([sketch(inputs, self._size), ones], dim=-1)
         with self._lock:
             if self._squares is None or self._products is None:
                 self._squares = x.new_zeros((x.shape[1], x.shape[1]))
@@ -84,7 +89,7 @@ class HeadSums:
             self.rows += len(inputs)
 
     def map(self) -> Tensor | None:
-        """Return the least-squares map on (inputs, 1), [2 * width + 1, out].
+        """Return the least-squares map on (inputs, 1), [inputs + 1, out].
 
         None without rows, or where rounding has left sums that no map belongs to.
         """
@@ -120,7 +125,7 @@ class HeadSums:
             If the sums are of another model, or none.
         """
         squares, products = state.get("squares"), state.get("products")
-        size = 1 + self._ends.embedding_width + self._ends.width
+        size = 1 + self._size
         shapes = [None if a is None else tuple(a.shape) for a in (squares, products)]
         if shapes != [(size, size), (size, self._ends.width)] or "rows" not in state:
             raise ValueError(f"expected sums of {size} inputs, received shapes {shapes}")

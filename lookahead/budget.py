@@ -265,7 +265,8 @@ class Budget:
             return Plan(0)
         costs = self.costs(max_nodes, live)
         seconds = self._curve.seconds(live)
-        token_s = None if seconds is None else float(seconds[-1])
+        # A plain pass brings one token to each of them.
+        token_s = None if seconds is None else float(seconds[-1]) / live
         return Plan(max_nodes, costs, self._trust.share, token_s)
 
     def costs(self, max_nodes: int, live: int) -> NDArray[np.float32]:

@@ -8,7 +8,9 @@ It is what a trained draft head does, with no training.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lookahead.drafters.base import Candidates
@@ -77,6 +79,10 @@ class LeastSquaresHead:
         self._predict(paths, context[-1])
         states = torch.cat([self._predicted[path] for path in paths])
         return self._readout.top(states, NUM_CANDIDATES)
+
+    def see(self, tokens: NDArray[np.int32]) -> None:
+        """Take the target's own candidates into the readout, [rows, k]."""
+        self._readout.add(tokens.ravel())
 
     def learn(self, outcome: Outcome) -> None:
         """Learn from all rows of the pass, which hold what was to be predicted.

@@ -128,6 +128,7 @@ class MergedDrafter:
         for part in islice(self._prompt_rows, parts):
             tokens, probabilities = top_rows(part.logits)
             self._pool.recycle(part.previous, part.tokens, tokens, probabilities, renew=False)
+            self._show(tokens)
 
     def draft(self, context: list[int], plan: Plan, max_depth: int) -> DraftTree:
         """Guess what comes after ``context``.
@@ -262,6 +263,12 @@ class MergedDrafter:
         before = len(outcome.context) - len(outcome.chosen)
         previous[0] = outcome.context[before - 2] if before >= 2 else -1
         self._pool.recycle(previous[order], tree.tokens[order], tokens[order], probabilities[order])
+        self._show(tokens)
+
+    def _show(self, candidates: NDArray[np.int32]) -> None:
+        """Show the target's own candidates to drafters that want to see them."""
+        for source in list(self._node_drafters):
+            self._call(source, "see", candidates)
 
     def _count(self, proposal: Proposal, path: list[int]) -> None:
         sources = proposal.sources.tolist()

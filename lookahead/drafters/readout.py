@@ -97,7 +97,7 @@ class Readout:
         """Return the ``k`` most probable tokens behind each hidden state, float, [rows, width]."""
         assert self._weight is not None
         weight = self._weight[: self._size]
-        logits = hidden.to(weight.dtype) @ weight.T
+        logits = hidden.to(weight) @ weight.T
         if self._bias is not None:
             logits += self._bias[: self._size]
         places, probabilities = top_rows(logits, min(k, self._size))

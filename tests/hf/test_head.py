@@ -164,8 +164,8 @@ def test_hidden_states_that_are_not_finite_do_no_harm_now_or_later(value):
     assert token not in expected_of_other
     with lookahead.accelerate(model, strict=True, **ALONE):
         for _ in range(3):
-            with pytest.warns(lookahead.LookaheadWarning, match="'head' raised"):
-                assert new_ids(model, IDS, 60) == expected
+            assert new_ids(model, IDS, 60) == expected
+            assert lookahead.last_stats(model).notes == []
         assert new_ids(model, other, 6) == expected_of_other
         assert lookahead.last_stats(model).notes == []
         (learnt,) = model._lookahead_session._learnt.values()

@@ -126,8 +126,8 @@ def test_drafting_rests_where_it_is_slower_than_plain_and_is_tried_again():
     for _ in range(200):
         drafted.append(budget.plan(1).max_nodes > 0)
         budget.learn_step(1, 1, 0.02 if drafted[-1] else 0.01)
-    assert drafted[:4] == [True] * 4
-    assert 4 < sum(drafted) < 40
+    assert drafted[0]
+    assert 2 < sum(drafted) < 20
     assert any(drafted[100:]), "text may have changed"
     fixed = Budget(Config(nodes=4), curve)
     for _ in range(20):

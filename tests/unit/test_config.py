@@ -7,14 +7,15 @@ import dataclasses
 import pytest
 
 from lookahead import Config, ConfigError
-from lookahead.config import MAX_NODES, SOURCES
+from lookahead.config import DEFAULT_SOURCES, MAX_NODES, SOURCES
 from tests.drafters import Fixed
 
 
 def test_the_defaults_are_usable():
     config = Config()
     assert config.nodes == "auto"
-    assert config.sources == SOURCES
+    assert config.sources == DEFAULT_SOURCES
+    assert set(SOURCES) - set(DEFAULT_SOURCES) == {"exit"}
     assert config.draft_budget == config.max_nodes
     assert not config.strict
 

@@ -56,6 +56,16 @@ def test_hidden_states_of_a_half_precision_model_are_taken():
     check(Readout(ends, range(VOCAB)), ends, set(range(VOCAB)), states=states)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_hidden_states_that_are_not_finite_name_nothing(value):
+    states = hidden(2)
+    states[1] = value
+    found = Readout(TableEnds(VOCAB), range(VOCAB)).top(states, 5)
+    assert (found.tokens[0] >= 0).all()
+    assert found.tokens[1].tolist() == [-1] * 5
+    assert found.probabilities[1].tolist() == [0.0] * 5
+
+
 def test_each_row_of_the_output_layer_is_read_once():
     ends = TableEnds(VOCAB)
     readout = Readout(ends, [1, 2, 2, 3])

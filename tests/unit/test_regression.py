@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
-from lookahead.drafters.regression import RunningRegression
+from lookahead.drafters.regression import RunningRegression, sketch
 
 WIDTH, OUT = 6, 5
 
@@ -169,6 +169,21 @@ def test_one_row_over_and_over_is_its_own_mean(noise):
     torch.testing.assert_close(predicted, torch.ones((1, OUT)), rtol=0.02, atol=0.02)
 
 
+@pytest.mark.parametrize("noise", [0.03, 0.5])
+def test_few_places_seen_many_times_in_many_calls_stay_the_closed_form(noise):
+    """The hardest for rounding: nearly the same row again and again, as in a loop of text."""
+    running, direct = RunningRegression(max_rows=400), Direct(max_rows=400)
+    places, values = halves(8), some_outputs(8)
+    for step in range(900):
+        place = slice(step % 8, step % 8 + 1)
+        for regression in (running, direct):
+            teach(regression, places[place], values[place] + 0.01 * step % 3, noise)
+    same(running, direct, tolerance=1e-2)
+    torch.testing.assert_close(
+        running.predict(places).double(), direct.predict(places), rtol=1e-2, atol=1e-2
+    )
+
+
 def test_zero_vectors_do_no_harm():
     half = halves(3).clone()
     half[:, :WIDTH] = 0
@@ -193,3 +208,48 @@ def test_what_was_handed_over_may_be_written_to_afterwards():
     inputs.zero_()
     outputs.zero_()
     same(running, direct)
+
+
+def test_a_sketch_of_few_coordinates_is_what_it_is_made_of():
+    inputs = halves(5)
+    assert sketch(inputs, 2 * WIDTH) is inputs
+    assert sketch(inputs, 100) is inputs
+
+
+@pytest.mark.parametrize(("width", "size"), [(100, 40), (81, 40), (41, 40), (400, 399)])
+def test_a_sketch_is_linear_the_same_every_time_and_leaves_global_random_numbers_alone(width, size):
+    rows = torch.randn((4, width), generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(5)
+    wanted = torch.rand(2)
+    torch.manual_seed(5)
+    small = sketch(rows, size)
+    assert torch.equal(torch.rand(2), wanted)
+    assert small.shape == (4, size)
+    assert torch.equal(sketch(rows, size), small)
+    torch.testing.assert_close(sketch(rows[:1] + 2 * rows[1:2], size), small[:1] + 2 * small[1:2])
+    assert sketch(rows.double(), size).dtype == torch.float64
+
+
+def test_a_sketch_keeps_products_on_average():
+    generator = torch.Generator().manual_seed(2)
+    left = torch.randn((60, 1600), generator=generator)
+    right = left + torch.randn((60, 1600), generator=generator)
+    true = (left * right).sum(-1)
+    found = (sketch(left, 400) * sketch(right, 400)).sum(-1)
+    assert found.mean() == pytest.approx(float(true.mean()), rel=0.03)
+    assert (found - true).abs().mean() < 0.1 * true.mean()
+
+
+def test_a_prior_of_a_sketch_is_read_through_the_sketch():
+    small = 7
+    prior = torch.randn((small + 1, OUT), generator=torch.Generator().manual_seed(9))
+    running = RunningRegression(prior)
+    questions = halves(4, 5)
+    by_prior = sketch(questions, small) @ prior[:-1] + prior[-1]
+    torch.testing.assert_close(running.predict(questions), by_prior)
+    inputs, outputs = halves(12), some_outputs(12)
+    direct = Direct()
+    teach(running, inputs, outputs)
+    teach(direct, inputs, outputs - (sketch(inputs, small) @ prior[:-1] + prior[-1]))
+    wanted = by_prior.double() + direct.predict(questions)
+    torch.testing.assert_close(running.predict(questions).double(), wanted, rtol=1e-3, atol=1e-3)

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
+from lookahead.drafters import sums as sums_module
+from lookahead.drafters.regression import sketch
 from lookahead.drafters.sums import GROWTH, RIDGE, HeadSums, head_inputs
 from lookahead.learnt import add_up
 from tests.ends import TableEnds
@@ -178,6 +180,33 @@ def test_rows_that_are_not_finite_are_left_out(value):
     wanted.add(inputs[whole], outputs[whole])
     assert sums.rows == 58
     torch.testing.assert_close(sums.map(), wanted.map())
+
+
+def test_wide_inputs_are_sketched_and_fitted_as_such(monkeypatch):
+    monkeypatch.setattr(sums_module, "MOST_INPUTS", 16)
+    inputs, outputs = pairs(80)
+    wide, narrow = HeadSums(ENDS), HeadSums(TableEnds(width=ENDS.width, embedding_width=1))
+    wide.add(inputs, outputs)
+    found = wide.map()
+    assert found.shape == (17, ENDS.width)
+    x = torch.cat([sketch(inputs, 16), torch.ones((80, 1))], dim=-1).double()
+    squares = x.T @ x + RIDGE * torch.eye(17, dtype=torch.float64)
+    wanted = torch.linalg.solve(squares, x.T @ outputs.double())
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-3, atol=1e-3)
+    other = HeadSums(ENDS)
+    other.load_state(wide.state())
+    torch.testing.assert_close(other.map(), found)
+    with pytest.raises(ValueError, match="expected"):
+        narrow.load_state(filled_without_a_sketch())
+
+
+def filled_without_a_sketch():
+    size = ENDS.width + ENDS.embedding_width + 1
+    return {
+        "squares": torch.eye(size),
+        "products": torch.zeros((size, ENDS.width)),
+        "rows": torch.tensor(3),
+    }
 
 
 def test_threads_may_add_and_read_at_once():

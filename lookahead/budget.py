@@ -213,6 +213,10 @@ def _filled(ratio: NDArray[np.float64]) -> NDArray[np.float64]:
     return filled
 
 
+#: Weight of the newest pass in how far passes are from the curve: about the last five count.
+DRIFT_RATE = 0.2
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """What a step may spend on guesses.
@@ -250,11 +254,11 @@ class Budget:
         self._curve = curve
         self._pace = Pace()
         self._trust = Trust()
+        self._drift = 0.0  # log of what passes take now by what the curve expects of them
 
     def begin(self, live: int, prefill_s: float, tokens_left: int | None) -> None:
         """Start on a call whose prompts are read: its longest answer may have so many tokens."""
-        plain = self._curve.seconds(live)
-        self._pace.begin(prefill_s, tokens_left, None if plain is None else float(plain[-1]))
+        self._pace.begin(prefill_s, tokens_left, self._plain_s(live))
 
     def plan(self, live: int) -> Plan:
         """Return what a step of ``live`` sequences may spend."""
@@ -299,12 +303,24 @@ class Budget:
 
     def learn_pass(self, rows: int, seconds: float) -> None:
         """Take in the time of one pass over ``rows`` rows, all sequences together."""
+        expected = self._curve.seconds(rows)
+        if expected is not None and seconds > 0:
+            drift = np.clip(np.log(seconds / expected[-1]), -1, 1)
+            self._drift += DRIFT_RATE * (float(drift) - self._drift)
         self._curve.learn(rows, seconds)
 
     def learn_step(self, live: int, emitted: int, seconds: float) -> None:
         """Take in a whole step of ``live`` sequences: tokens of all of them, and its time."""
+        self._pace.learn(emitted / live, seconds, self._plain_s(live))
+
+    def _plain_s(self, live: int) -> float | None:
+        """Return the expected time of a plain pass now, or None if nothing is known.
+
+        The curve is that of all calls. Behind a long text, or next to a busy neighbour, all
+        passes take longer, and plain ones would, too.
+        """
         plain = self._curve.seconds(live)
-        self._pace.learn(emitted / live, seconds, None if plain is None else float(plain[-1]))
+        return None if plain is None else float(plain[-1] * np.exp(self._drift))
 
     def learn_tree(self, tree: DraftTree, accepted: int) -> None:
         """Take in what became of one tree."""

@@ -49,6 +49,7 @@ class Pace:
     def __init__(self) -> None:
         self._account = FIRST_ALLOWANCE  # in plain steps
         self._is_resting = False
+        self._has_drafted = False
 
     @property
     def is_resting(self) -> bool:
@@ -77,8 +78,10 @@ class Pace:
         if plain_s is None:
             return
         steps = seconds / plain_s
-        if not self._is_resting:
+        if not self._is_resting and self._has_drafted:
             self._account += tokens - steps
+        # The first one reads the prompt, too, which says nothing of those to come.
+        self._has_drafted = self._has_drafted or not self._is_resting
         self._account = min(self._account + SHARE * steps, MOST_SAVED)
         if self._account < 0:
             self._is_resting = True

@@ -41,6 +41,9 @@ STORED_WEIGHT = 3.0
 #: Measurements behind this many say no more about how busy the machine is now.
 ENOUGH = 20.0
 
+#: Weight of the newest pass in how far passes are from the curve: about the last five count.
+DRIFT_RATE = 0.2
+
 
 @dataclass
 class CostCurve:
@@ -211,10 +214,6 @@ def _filled(ratio: NDArray[np.float64]) -> NDArray[np.float64]:
     known = np.flatnonzero(np.isfinite(ratio))
     filled: NDArray[np.float64] = np.interp(np.arange(len(KNOTS)), known, ratio[known])
     return filled
-
-
-#: Weight of the newest pass in how far passes are from the curve: about the last five count.
-DRIFT_RATE = 0.2
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from lookahead.drafters.sums import HeadSums
 from lookahead.errors import UnsupportedError
+from lookahead.hf.batches import left_padded, until_end
 from lookahead.hf.ends import ends_of
 from lookahead.hf.fingerprint import identify
 from lookahead.hf.observe import output_input
@@ -156,22 +157,13 @@ def _answers(
     model: Any, prompts: Sequence[list[int]], seconds: float
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield prompts with sampled answers, [positions], and hidden states, [positions, width]."""
-    settings = model.generation_config
-    ends = settings.eos_token_id
-    ends = set(ends if isinstance(ends, list) else [ends])
-    pad = settings.pad_token_id
-    pad = next((end for end in ends if end is not None), 0) if pad is None else pad
-    width = max(map(len, prompts))
-    ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=model.device)
-    lengths = torch.tensor([[len(p)] for p in prompts], device=model.device)
-    mask = (torch.arange(width, device=model.device)[None] >= width - lengths).long()
+    inputs = left_padded(model, prompts)
+    width = inputs["input_ids"].shape[1]
     with _watched(model) as seen:
         # Of the class: plain, whatever stands in its place on the object.
         out = type(model).generate(
             model,
-            ids,
-            attention_mask=mask,
-            pad_token_id=pad,
+            **inputs,
             max_new_tokens=MAX_NEW_TOKENS,
             max_time=seconds,
             do_sample=True,
@@ -182,18 +174,13 @@ def _answers(
         )
     hidden = seen.hidden()
     for row, prompt in enumerate(prompts):
-        end = width + _length(out[row, width:].tolist(), ends)
+        end = width + len(until_end(model, out[row, width:].tolist()))
         text = out[row, width - len(prompt) : end]
         if hidden is None:
             yield text, _hidden_of(model, text)
         else:
             # The last token was never read, so there is nothing that follows from it.
             yield text[:-1], hidden[row, width - len(prompt) : end - 1]
-
-
-def _length(answer: list[int], ends: set[int | None]) -> int:
-    """Return how many tokens an answer has, its end token included."""
-    return next((n + 1 for n, token in enumerate(answer) if token in ends), len(answer))
 
 
 class _Seen:

@@ -11,15 +11,15 @@ import errno
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import platformdirs
-from filelock import FileLock, Timeout
+from filelock import Timeout
 from torch import Tensor
 
+from lookahead.locks import file_lock
 from lookahead.memory_file import (
     HEADER_BYTES,
     Arrays,
@@ -31,6 +31,7 @@ from lookahead.memory_file import (
     unpack,
     unusable,
 )
+from ngram_pool.storage import write_aside
 
 __all__ = ["Arrays", "Entry", "Memory", "MemoryFileError", "Stored", "default_folder"]
 
@@ -167,7 +168,7 @@ class Memory:
                 )
             path.parent.mkdir(mode=0o700, exist_ok=True)
             self._clear_leftovers()
-            _write_aside(path, payload)
+            write_aside(path, payload)
             self._evict(path)
         return path
 
@@ -219,7 +220,7 @@ class Memory:
         """Let one process at a time write; turn errors of the system into one sentence."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with _file_lock(self.folder / LOCK):
+            with file_lock(self.folder / LOCK, LOCK_SECONDS, mode=0o600):
                 yield
         except Timeout as error:
             raise MemoryFileError(
@@ -231,37 +232,6 @@ class Memory:
                 f"Nothing can be saved in {self.folder} ({_reason(error)}): make it writable, free "
                 "some space, or pass remember=False."
             ) from error
-
-
-@contextlib.contextmanager
-def _file_lock(path: Path) -> Iterator[None]:
-    lock = FileLock(path, timeout=LOCK_SECONDS, mode=0o600)
-    try:
-        lock.acquire()
-    except NotImplementedError:
-        # A file system without locks: renaming still keeps each file whole, but of two processes
-        # at once the later one wins.
-        yield
-        return
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _write_aside(path: Path, payload: bytes) -> None:
-    """Write, flush to disk, rename: never half a file, and readable for its owner only."""
-    handle, aside = tempfile.mkstemp(prefix=f"{path.name}.", suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(payload)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(aside).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(aside).unlink()
-        raise
 
 
 def _folder_bytes(folder: Path) -> int:

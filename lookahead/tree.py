@@ -138,6 +138,10 @@ class DraftTree:
             node = int(self.parents[node])
         return nodes[::-1]
 
+    def token_path(self, node: int) -> tuple[int, ...]:
+        """Return the tokens from the root's child down to ``node``; empty for the root."""
+        return tuple(self.tokens[self.path(node)].tolist())
+
     def ancestors(self) -> NDArray[np.bool_]:
         """Return who may see whom.
 

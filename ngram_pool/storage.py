@@ -53,11 +53,22 @@ def write(path: str | PathLike[str], saved: SavedPool, calibration: Calibration)
     archive = io.BytesIO()
     np.savez_compressed(archive, allow_pickle=False, **arrays)
     payload = archive.getvalue()
+    write_aside(path, MAGIC + hashlib.sha256(payload).digest() + payload)
+
+
+def write_aside(path: str | PathLike[str], payload: bytes) -> None:
+    """Write, flush to disk, rename: never half a file, and readable for its owner only.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written; nothing is left behind then.
+    """
     target = Path(path)
     handle, aside = tempfile.mkstemp(prefix=target.name + ".", suffix=".tmp", dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(MAGIC + hashlib.sha256(payload).digest() + payload)
+            file.write(payload)
             file.flush()
             os.fsync(file.fileno())
         Path(aside).replace(target)

@@ -53,7 +53,7 @@ class Answers:
         order = [n for n in np.argsort(-lost, kind="stable").tolist() if lost[n] >= LEAST_LOST]
         nodes: list[int] = []
         for node in order[: 4 * limit]:
-            path = _path(tree, node)
+            path = tree.token_path(node)
             if path and path not in self._asked and path[:-1] in self._asked:
                 nodes.append(node)
             if len(nodes) == limit:
@@ -73,7 +73,7 @@ class Answers:
     def take(self, tree: DraftTree, nodes: list[int], candidates: Candidates) -> None:
         """Take in what was answered about nodes of a tree."""
         for row, node in enumerate(nodes):
-            path = _path(tree, node)
+            path = tree.token_path(node)
             self._asked.add(path)
             parent = self._place(path)
             known = len(self._tokens)
@@ -126,7 +126,3 @@ def _ranked(parents: list[int], probabilities: list[float]) -> list[int]:
     for node in range(1, len(parents)):
         depth[node] = depth[parents[node]] + 1
     return sorted(range(len(parents)), key=lambda n: (depth[n], -probabilities[n] if n else 0))
-
-
-def _path(tree: DraftTree, node: int) -> Path:
-    return tuple(int(tree.tokens[n]) for n in tree.path(node))

@@ -95,8 +95,6 @@ class EarlyExitDrafter:
         self._slot = slot
         self._readout = readout
         self._chooser = chooser
-        #: Seconds of the looks of this sequence, and how many there were.
-        self.seconds, self.looks = 0.0, 0
         #: Layers of the looks; 0 for none.
         self.exit_layer = 0
         # Two lenses at most: the one in use, and one that is tried out.
@@ -139,14 +137,12 @@ class EarlyExitDrafter:
             self._give_up(layer)
             return None
         seconds = time.perf_counter() - start
-        self.seconds += seconds
         if (pass_s := self._pass_s()) is not None:
             self._chooser.learn_cost(layer, min(seconds / pass_s, 1.0))
-        self.looks += 1
         found = self._readout.top(self._lenses[layer].read(left), NUM_CANDIDATES)
         for node, tokens in zip(chosen, found.tokens.tolist(), strict=True):
             known = {int(tree.tokens[child]) for child in tree.children(node)}
-            self._asked[_path(tree, node)] = set(tokens) - known
+            self._asked[tree.token_path(node)] = set(tokens) - known
         return _spread(found, worth, len(nodes))
 
     def learn(self, outcome: Outcome) -> None:
@@ -180,7 +176,7 @@ class EarlyExitDrafter:
         """Count the looks on the accepted path, and the tokens that nobody else had named."""
         asked = won = 0
         for node, token in zip(outcome.path, outcome.chosen, strict=True):
-            new = self._asked.get(_path(outcome.tree, node))
+            new = self._asked.get(outcome.tree.token_path(node))
             if new is not None:
                 asked += 1
                 won += token in new
@@ -243,7 +239,3 @@ def _spread(found: Candidates, rows: np.ndarray, num_nodes: int) -> Candidates:
     probabilities = np.zeros(tokens.shape, dtype=np.float32)
     tokens[rows], probabilities[rows] = found.tokens, found.probabilities
     return Candidates(tokens, probabilities)
-
-
-def _path(tree: DraftTree, node: int) -> tuple[int, ...]:
-    return tuple(int(tree.tokens[n]) for n in tree.path(node))

@@ -18,7 +18,7 @@ from lookahead.drafters.readout import ModelEnds, Readout
 from lookahead.drafters.regression import RunningRegression
 from lookahead.drafters.sums import HeadSums, head_inputs
 from lookahead.outcome import Outcome
-from lookahead.tree import ROOT, DraftTree
+from lookahead.tree import DraftTree
 
 __all__ = ["LeastSquaresHead"]
 
@@ -75,7 +75,7 @@ class LeastSquaresHead:
         self._catch_up()
         if self._last is None or (self._regression.prior is None and not self._regression.num_rows):
             return None
-        paths = [self._path(tree, node) for node in nodes]
+        paths = [tree.token_path(node) for node in nodes]
         self._predict(paths, context[-1])
         states = torch.cat([self._predicted[path] for path in paths])
         return self._readout.top(states, NUM_CANDIDATES)
@@ -158,7 +158,3 @@ class LeastSquaresHead:
 
     def _inputs(self, hidden: Tensor, tokens: list[int]) -> Tensor:
         return head_inputs(self._ends, hidden, torch.tensor(tokens, device=hidden.device))
-
-    @staticmethod
-    def _path(tree: DraftTree, node: int) -> tuple[int, ...]:
-        return tuple(int(tree.tokens[n]) for n in tree.path(node)) if node != ROOT else ()

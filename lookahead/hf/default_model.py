@@ -81,7 +81,10 @@ def default_model_path(progress: Progress | None = None, cache_dir: Path | None 
     tell = progress or (lambda _what, _share: None)
     try:
         models.mkdir(parents=True, exist_ok=True)
-        with _locked(models / f"{folder.name}.lock", tell):
+        from lookahead.locks import file_lock
+
+        said = "Waiting for another process that is converting the default model"
+        with file_lock(models / f"{folder.name}.lock", waiting=lambda: tell(said, None)):
             if not is_whole(folder):
                 _clear_leftovers(folder)
                 _convert(find_gguf(), folder, tell)
@@ -330,28 +333,6 @@ def _clear_leftovers(folder: Path) -> None:
     for pattern in (f"{folder.name}.new-*", f"{folder.name}.old-*"):
         for path in folder.parent.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)
-
-
-@contextmanager
-def _locked(path: Path, tell: Progress) -> Iterator[None]:
-    """Let one process at a time convert; the system frees the lock of a process that dies."""
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        tell("Waiting for another process that is converting the default model", None)
-        lock.acquire()
-    except NotImplementedError:
-        # A file system without locks: renaming still keeps the folder whole, but the work may be
-        # done twice.
-        yield
-        return
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 @contextmanager

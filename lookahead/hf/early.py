@@ -33,11 +33,6 @@ class Corner(NamedTuple):
     may_see: NDArray[np.bool_]
     depths: NDArray[np.int64]
 
-    @classmethod
-    def of_tree(cls, tree: DraftTree) -> Corner:
-        """Make the corner of a pass over a whole tree, in its own order."""
-        return cls(tree.ancestors(), tree.depths)
-
 
 class Plan(NamedTuple):
     """What has to be run so that some nodes of a tree have their rows.

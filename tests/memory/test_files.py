@@ -273,7 +273,7 @@ def test_a_file_system_without_locks_will_do(memory, monkeypatch):
         def acquire(self) -> None:
             raise NotImplementedError
 
-    monkeypatch.setattr("lookahead.memory.FileLock", NoLock)
+    monkeypatch.setattr("lookahead.locks.FileLock", NoLock)
     memory.save(PRINT, "sums", arrays())
     memory.update(PRINT, "sums", lambda old: Stored({"a": old.arrays["count"]}, {}))
     assert_same(memory.load(PRINT, "sums"), {"a": torch.tensor(7)})

@@ -53,7 +53,7 @@ def test_a_row_sees_its_own_ancestors_and_the_live_context_and_nothing_else(situ
     depths = np.zeros((len(rows), num_rows), dtype=np.int64)
     for row, tree in enumerate(trees):
         depths[row, : len(tree) + 1] = tree.depths
-    corners = [Corner.of_tree(tree) for tree in trees]
+    corners = [Corner(tree.ancestors(), tree.depths) for tree in trees]
     visibility = target._visibility(corners, depths, num_rows)
     rule = masks._tree_rule(causal_mask_function if window is None else _window(window), visibility)
     past = max(lengths)
@@ -81,7 +81,8 @@ def test_a_row_sees_its_own_ancestors_and_the_live_context_and_nothing_else(situ
 
 def test_no_row_of_a_pass_sees_nothing():
     """A row that sees nothing gives NaN, which a product carries on."""
-    corners = [Corner.of_tree(DraftTree.only_root(1)), None]
+    root = DraftTree.only_root(1)
+    corners = [Corner(root.ancestors(), root.depths), None]
     target = object.__new__(HFTarget)
     target._cache = type("Lengths", (), {"lengths": [3, 5], "window": None})()
     target._input_ids = torch.zeros((2, 1))

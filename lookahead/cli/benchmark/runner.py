@@ -207,6 +207,8 @@ class Runner:
         """Call ``generate`` of one arm, with everything measured."""
         import torch
 
+        from lookahead.hf.batches import until_end
+
         if self._protocol.state == "cold":
             arm.forget()
         stream = TextStream() if len(prompts) == 1 else None
@@ -229,7 +231,7 @@ class Runner:
                 sequences = result if stream is None else result.sequences
                 new_ids = sequences[:, width:].tolist()
                 seconds = time.perf_counter() - start
-        new_ids = [_until_end(ids, arm.model.generation_config.eos_token_id) for ids in new_ids]
+        new_ids = [until_end(arm.model, ids) for ids in new_ids]
         times_s = [moment - start for moment in stream.times_s] if stream else []
         return self._measured(arm, new_ids, result, seconds, times_s)
 
@@ -345,32 +347,10 @@ def _groups(rows: Sequence[Row], batch_size: int) -> list[list[Row]]:
 
 def _inputs(model: Any, prompts: Sequence[list[int]], cache: Any) -> dict[str, Any]:
     """Ids, padded at the left, with their mask and the cache under its name."""
-    import torch
-
+    from lookahead.hf.batches import left_padded
     from lookahead.hf.compat import cache_argument
 
-    end = model.generation_config.eos_token_id
-    pad = model.generation_config.pad_token_id
-    if pad is None:
-        pad = (end[0] if isinstance(end, list) else end) or 0
-    width = max(len(ids) for ids in prompts)
-    padded = torch.tensor([[pad] * (width - len(ids)) + ids for ids in prompts])
-    lengths = torch.tensor([[len(ids)] for ids in prompts])
-    mask = (torch.arange(width)[None] >= width - lengths).long()
-    inputs: dict[str, Any] = {
-        "input_ids": padded.to(model.device),
-        "attention_mask": mask.to(model.device),
-        "pad_token_id": pad,
-    }
+    inputs = left_padded(model, prompts)
     if cache is not None:
         inputs[cache_argument(model)] = cache
     return inputs
-
-
-def _until_end(ids: list[int], end: int | list[int] | None) -> list[int]:
-    """Cut at the first end token, which stays: what follows it in a batch is padding."""
-    ends = set(end if isinstance(end, list) else [end])
-    for place, token in enumerate(ids):
-        if token in ends:
-            return ids[: place + 1]
-    return ids

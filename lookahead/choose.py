@@ -9,8 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from lookahead.noise import NoiseAhead
 
 __all__ = ["NodeChooser"]
 
@@ -27,6 +31,8 @@ class NodeChooser:
     sample : bool
         Draw from the scores, with one draw of the shape that plain decoding makes, from the same
         generator and in the same order: the same seed gives the same text.
+    temperature : float
+        That of the processors, for :meth:`noise`; nothing is chosen by it.
     scores, logits : list of Tensor or None
         Where to keep processed scores and raw logits, float32, [1, vocab] each.
 
@@ -34,7 +40,7 @@ class NodeChooser:
     -----
     Source: Leviathan et al. 2023, section 2.3, for drafts that are point masses: the target's
     token is drawn without sight of the guesses, and descending on it accepts a guess exactly as
-    often as rejection sampling would.
+    often as rejection sampling would; guesses that were made with sight of the noise, more often.
     """
 
     def __init__(
@@ -42,21 +48,34 @@ class NodeChooser:
         process: Processor | None,
         *,
         sample: bool,
+        temperature: float = 1.0,
         scores: list[Tensor] | None = None,
         logits: list[Tensor] | None = None,
     ) -> None:
         self._process = process
         self._sample = sample
+        self._temperature = temperature
         self._scores = scores
         self._logits = logits
         self._rows: Tensor | None = None
         self._greedy: list[int] | None = None
+        self._noise: NoiseAhead | None = None
         self._one_copy = process is None and not sample and scores is None and logits is None
 
     def begin(self, logits: Tensor) -> None:
         """Take the logits of all nodes of one pass, float, [nodes + 1, vocab]."""
         self._rows = logits
         self._greedy = logits.argmax(dim=-1).tolist() if self._one_copy else None
+
+    def noise(self, draws: int) -> NDArray[np.float32] | None:
+        """Return what the next draws will be made with, float32, [draws, vocab].
+
+        The token with the largest quotient of probability, before any processor, and this is drawn.
+        At most so many draws as are worth it; None where nothing is drawn, or can be known.
+        """
+        if self._noise is None or self._rows is None:
+            return None
+        return self._noise.look(draws, self._rows.shape[-1])
 
     def choose(self, node: int, ids: Tensor) -> int:
         """Return the target's token after ``node``; ``ids``, int64, [1, tokens], came before."""
@@ -71,6 +90,8 @@ class NodeChooser:
         if self._scores is not None:
             self._scores.append(scores)
         if self._sample:
+            if self._noise is None:
+                self._noise = NoiseAhead(scores.device, self._temperature)
             chosen = torch.multinomial(torch.softmax(scores, dim=-1), num_samples=1)
             return int(chosen[0, 0])
         return int(scores.argmax(dim=-1)[0])

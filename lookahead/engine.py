@@ -14,7 +14,7 @@ from typing import Protocol
 from torch import Tensor
 
 from lookahead.accept import Walk, accept
-from lookahead.budget import Budget
+from lookahead.budget import Budget, Plan
 from lookahead.config import Config
 from lookahead.outcome import Outcome, PassRows, PromptRows
 from lookahead.sequence import Sequence
@@ -105,7 +105,7 @@ class Engine:
         # Draft: guess continuations of the last committed token.
         with stats.timed("draft"):
             plan = self._budget.plan(len(live))
-            trees = [s.drafter.draft(s.context, plan, self._max_depth(s)) for s in live]
+            trees = [self._draft(s, plan) for s in live]
             windows = self._windows(live, trees) if plan.max_nodes else [None] * len(live)
 
         # Verify: one target pass scores every node of every tree.
@@ -150,6 +150,11 @@ class Engine:
                     )
                 )
         self._budget.learn_step(len(live), emitted, time.perf_counter() - begun)
+
+    def _draft(self, sequence: Sequence, plan: Plan) -> DraftTree:
+        depth = self._max_depth(sequence)
+        noise = sequence.chooser.noise(depth) if plan.max_nodes else None
+        return sequence.drafter.draft(sequence.context, plan, depth, noise)
 
     def _accept(self, sequence: Sequence, tree: DraftTree, logits: Tensor) -> Walk:
         sequence.chooser.begin(logits)

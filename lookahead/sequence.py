@@ -39,8 +39,17 @@ class TreeDrafter(Protocol):
         Parts that are not taken now may be taken later, as far as they are worth their time.
         """
 
-    def draft(self, context: list[int], plan: Plan, max_depth: int) -> DraftTree:
-        """Guess what comes after ``context``, spending what the plan allows."""
+    def draft(
+        self,
+        context: list[int],
+        plan: Plan,
+        max_depth: int,
+        noise: NDArray[np.float32] | None = None,
+    ) -> DraftTree:
+        """Guess what comes after ``context``, spending what the plan allows.
+
+        ``noise`` is what :meth:`Chooser.noise` says of the next draws.
+        """
 
     def window(
         self, context: list[int], max_offset: int | None, costs: NDArray[np.float64] | None
@@ -63,6 +72,13 @@ class Chooser(Protocol):
 
     def choose(self, node: int, ids: Tensor) -> int:
         """Return the token after ``node``; ``ids``, int64, [1, tokens], is what came before it."""
+
+    def noise(self, draws: int) -> NDArray[np.float32] | None:
+        """Return what the next draws will be made with, float32, [draws, vocab].
+
+        The token with the largest quotient of probability, before any processor, and this is drawn.
+        Fewer draws may be returned; None where nothing is drawn, or can be known.
+        """
 
 
 class TokenBuffer:

@@ -61,6 +61,7 @@ class Pool(Protocol):
         ngrams: bool = True,
         recycled: bool = True,
         offers: Sequence[Offer] = (),
+        noise: ArrayLike | None = None,
     ) -> Proposal:
         """Grow a draft tree behind the last token; changes nothing."""
         ...

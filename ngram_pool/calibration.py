@@ -108,6 +108,9 @@ class Calibration:
     def learn(self, proposal: Proposal, path: Sequence[int], chosen: Sequence[int]) -> None:
         """Count what became of the children of the accepted path.
 
+        A node that was drafted because the noise of the draw favours it counts as that many offers
+        as it was lifted: acceptance by offers is then the rate without sight of the noise.
+
         Parameters
         ----------
         proposal : Proposal
@@ -130,7 +133,8 @@ class Calibration:
             token = after.get(parents[node])
             if token is not None:
                 accepted = bool(proposal.tokens[node] == token)
-                self._count(int(proposal.buckets[node]), accepted)
+                offered = float(proposal.lifts[node])
+                self._count(int(proposal.buckets[node]), accepted, offered)
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
         """Copy everything into plain arrays; of the counts only the cells in use.
@@ -162,10 +166,10 @@ class Calibration:
         twin.counts[:] = self.counts
         return twin
 
-    def _count(self, place: int, accepted: bool) -> None:
+    def _count(self, place: int, accepted: bool, offered: float) -> None:
         cell = self.counts[place]
         cell[ACCEPTED] += accepted
-        cell[OFFERED] += 1.0
+        cell[OFFERED] += offered
         if cell[OFFERED] > MOST_OFFERED:
             cell[:] *= 0.5
 

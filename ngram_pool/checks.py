@@ -11,6 +11,7 @@ from ngram_pool.layout import MAX_TOKEN, Float32Array, Int64Array
 __all__ = ["Limits", "RowBatch", "bad_token", "check_limits", "plain", "row_batch", "token_array"]
 
 NO_COSTS: Float32Array = np.empty(0, np.float32)
+NO_NOISE: Float32Array = np.empty((0, 0), np.float32)
 
 
 class RowBatch(NamedTuple):
@@ -30,6 +31,7 @@ class Limits(NamedTuple):
     min_probability: float
     costs: Float32Array  # [max_nodes + 1], or empty: no cut
     trust: float
+    noise: Float32Array  # [depths, tokens], both 0 where nothing is drawn
 
 
 def plain(values: ArrayLike, dtype: type[np.generic]) -> NDArray[Any]:
@@ -101,13 +103,15 @@ def check_limits(
     min_probability: float,
     costs: ArrayLike | None,
     trust: float = 1.0,
+    noise: ArrayLike | None = None,
 ) -> Limits:
     """Check the numeric arguments of ``propose``.
 
     Raises
     ------
     ValueError
-        If one is negative, ``trust`` is above 1, or ``costs`` is too short or not above 0.
+        If one is negative, ``trust`` is above 1, ``costs`` is too short or not above 0, or
+        ``noise`` has no rows of tokens.
     """
     if max_nodes < 0 or max_depth < 0 or not min_probability >= 0.0:
         raise ValueError(
@@ -116,8 +120,11 @@ def check_limits(
         )
     if not 0.0 <= trust <= 1.0:
         raise ValueError(f"Expected trust from 0 to 1, received {trust}.")
+    draws = NO_NOISE if noise is None else plain(noise, np.float32)
+    if draws.ndim != 2:
+        raise ValueError(f"Expected noise as [depths, tokens], received shape {draws.shape}.")
     if costs is None:
-        return Limits(max_nodes, max_depth, min_probability, NO_COSTS, trust)
+        return Limits(max_nodes, max_depth, min_probability, NO_COSTS, trust, draws)
     times = plain(costs, np.float32)
     # Written so that NaN is refused as well.
     if times.ndim != 1 or times.size <= max_nodes or not times.min() > 0.0:
@@ -125,7 +132,7 @@ def check_limits(
             f"Expected costs above 0 for 0 to {max_nodes} nodes, received shape {times.shape}"
             + (f" with a minimum of {times.min()}." if times.size else ".")
         )
-    return Limits(max_nodes, max_depth, min_probability, times, trust)
+    return Limits(max_nodes, max_depth, min_probability, times, trust, draws)
 
 
 def check_sizes(max_tokens: int, max_rows: int) -> None:

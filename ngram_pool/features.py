@@ -5,6 +5,7 @@ Every function here takes and returns plain numbers, so that the same source run
 "this source says nothing here"; that it names other tokens is a feature of its own.
 """
 
+import math
 from typing import Final
 
 __all__ = [
@@ -13,11 +14,14 @@ __all__ = [
     "NUM_NGRAM",
     "NUM_OFFER",
     "NUM_RECYCLED",
+    "drawn_alone",
     "exit_feature",
     "exit_others",
     "head_feature",
     "head_others",
     "joint_rate",
+    "race_speed",
+    "race_won",
     "ngram_feature",
     "ngram_others",
     "offer_feature",
@@ -67,6 +71,11 @@ STRENGTH: Final = 16.0
 AGREEMENT: Final = 0.3
 LOWEST: Final = 1e-4
 HIGHEST: Final = 0.999
+
+# How far probabilities are trusted where the noise of a draw is known: infinity would be wholly,
+# and 0 not at all.
+SHARPNESS: Final = 0.9
+LEAST_NOISE: Final = 1e-9
 
 
 def length_bucket(length: int) -> int:
@@ -185,6 +194,26 @@ def rate(accepted: float, offered: float, prior: float, strength: float) -> floa
 def clip(probability: float) -> float:
     """Keep a probability away from 0 and 1, whatever the counts say."""
     return min(max(probability, LOWEST), HIGHEST)
+
+
+def race_speed(probability: float, noise: float) -> float:
+    """How fast a token runs in the race that a draw is: the fastest one is drawn."""
+    return probability / max(noise, LEAST_NOISE)
+
+
+def race_won(speed: float, best: float, field: float, rest: float) -> float:
+    """Probability that a token of known noise is drawn.
+
+    `best` is the highest speed of the tokens that a source names, `field` the sum of all their
+    speeds, relative to it, to the power of SHARPNESS, `rest` the probability of all others, whose
+    noise is not looked at.
+    """
+    return float((speed / best) ** SHARPNESS / field * math.exp(-rest / best))
+
+
+def drawn_alone(probability: float, noise: float) -> float:
+    """Probability that a token is drawn whose noise is the only one that is known."""
+    return math.exp((probability - 1.0) * noise / probability)
 
 
 def joint_rate(own: float, offered: float) -> float:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ngram_pool.features import (
     PAIR,
+    SHARPNESS,
     SINGLE,
     exit_feature,
     exit_others,
@@ -19,6 +20,8 @@ from ngram_pool.features import (
     ngram_feature,
     ngram_others,
     offer_feature,
+    race_speed,
+    race_won,
     recycled_feature,
     recycled_others,
 )
@@ -79,6 +82,7 @@ class Sources(NamedTuple):
     rows: RowArrays
     offers: FlatOffers
     scores: Scores
+    noise: Float32Array  # [depths, tokens], of the next draws; none where nothing is drawn
     use_ngrams: bool
     use_rows: bool
 
@@ -88,6 +92,8 @@ class Growth(NamedTuple):
 
     cells: Int32Array  # [candidates, CANDIDATE_WIDTH]
     probs: NDArray[np.float64]  # [candidates], path probability
+    chances: NDArray[np.float64]  # [candidates], probability given the parent
+    lifts: NDArray[np.float64]  # [candidates], how many times as probable as without the noise
     offered: NDArray[np.float64]  # [candidates], best probability in any offer
     heap: Int64Array  # [candidates]
     taken: Int64Array  # [nodes], candidate of each node
@@ -95,6 +101,7 @@ class Growth(NamedTuple):
     lengths: Int64Array  # [nodes], tokens matched
     depths: Int64Array  # [nodes]
     others: Int64Array  # [3], n-gram, recycled and hidden feature of tokens that are left out
+    chances_of_row: NDArray[np.float64]  # [ROW_WIDTH]
     first_child: Int64Array  # [offered nodes]
     next_sibling: Int64Array  # [offered nodes]
 
@@ -165,39 +172,94 @@ def _ask_ngrams(text: TextArrays, growth: Growth, node: int, first: int, end: in
 
 @helper
 def _ask_rows(
-    rows: RowArrays, growth: Growth, before: int, previous: int, token: int, first: int, end: int
+    sources: Sources, growth: Growth, node: int, before: int, previous: int, first: int, end: int
 ) -> int:
     """Ask the row of the pair; if there is none, that of the token and then the parent's."""
+    rows, noise, depth = sources.rows, sources.noise, growth.depths[node]
+    is_drawn = depth < noise.shape[0]
+    token = growth.cells[growth.taken[node], TOKEN]
     if previous != NONE:
         number = _find(rows.keys, rows.slots, previous, token)
         if number != 0:
             growth.others[1] = recycled_others(PAIR)
-            return _ask_row(rows, growth, PAIR, number, token, first, end)
+            _judge_row(rows, noise, depth, growth, number, NONE)
+            return _ask_row(rows, is_drawn, growth, PAIR, number, first, end)
     number = _find(rows.keys, rows.slots, NONE, token)
     if number != 0:
         growth.others[1] = recycled_others(SINGLE)
-        end = _ask_row(rows, growth, SINGLE, number, NONE, first, end)
+        _judge_row(rows, noise, depth, growth, number, NONE)
+        end = _ask_row(rows, is_drawn, growth, SINGLE, number, first, end)
     if before != NONE:
         number = _find(rows.keys, rows.slots, before, previous)
         if number != 0:
-            end = _ask_row(rows, growth, PARENT_ROW, number, token, first, end)
+            _judge_row(rows, noise, depth, growth, number, token)
+            end = _ask_row(rows, is_drawn, growth, PARENT_ROW, number, first, end)
     return end
 
 
 @helper
+def _judge_row(
+    rows: RowArrays, noise: Float32Array, depth: int, growth: Growth, number: int, left_out: int
+) -> None:
+    """Note how likely each token of a row is; where a draw is known, how likely it is drawn.
+
+    Negative for those that do not count: padding, and a token that is left out.
+    """
+    tokens, probs, chances = rows.tokens, rows.probs, growth.chances_of_row
+    best, named = 0.0, 0.0
+    for rank in range(ROW_WIDTH):
+        token = tokens[number, rank]
+        chances[rank] = -1.0
+        if token == NONE:
+            continue
+        if token == left_out:
+            continue
+        chances[rank] = probs[number, rank]
+        named += chances[rank]
+        if depth < noise.shape[0] and token < noise.shape[1]:
+            chances[rank] = race_speed(chances[rank], noise[depth, token])
+        best = max(best, chances[rank])
+    if depth >= noise.shape[0] or best <= 0.0:
+        return
+    field = 0.0
+    for rank in range(ROW_WIDTH):
+        if chances[rank] >= 0.0:
+            field += (chances[rank] / best) ** SHARPNESS
+    for rank in range(ROW_WIDTH):
+        if chances[rank] >= 0.0:
+            chances[rank] = race_won(chances[rank], best, field, max(1.0 - named, 0.0))
+
+
+@helper
+def _rank(chances: NDArray[np.float64], place: int) -> int:
+    """How many tokens of a row are more likely; the first of equals comes first."""
+    rank = 0
+    for other in range(ROW_WIDTH):
+        if chances[other] > chances[place] or (other < place and chances[other] == chances[place]):
+            rank += 1
+    return rank
+
+
+@helper
 def _ask_row(
-    rows: RowArrays, growth: Growth, kind: int, number: int, token: int, first: int, end: int
+    rows: RowArrays,
+    is_drawn: bool,
+    growth: Growth,
+    kind: int,
+    number: int,
+    first: int,
+    end: int,
 ) -> int:
     """Offer the tokens of a row; of the parent's, all but the one that was chosen."""
-    cells = growth.cells
-    for rank in range(ROW_WIDTH):
-        following = rows.tokens[number, rank]
-        if following == NONE or (kind == PARENT_ROW and following == token):
+    cells, chances = growth.cells, growth.chances_of_row
+    for place_of_row in range(ROW_WIDTH):
+        if chances[place_of_row] < 0.0:
             continue
-        place = _candidate(growth, first, end, following)
+        place = _candidate(growth, first, end, rows.tokens[number, place_of_row])
         end = max(end, place + 1)
         if cells[place, RECYCLED] == 0:
-            cells[place, RECYCLED] = recycled_feature(kind, rank, rows.probs[number, rank])
+            rank = _rank(chances, place_of_row) if is_drawn else place_of_row
+            cells[place, RECYCLED] = recycled_feature(kind, rank, chances[place_of_row])
             cells[place, SOURCES] |= RECYCLED_SOURCE
     return end
 

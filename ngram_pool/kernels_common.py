@@ -83,6 +83,9 @@ for _name in (
     "exit_others",
     "rate",
     "clip",
+    "race_speed",
+    "race_won",
+    "drawn_alone",
     "joint_rate",
 ):
     register_jitable(getattr(features, _name))

@@ -15,6 +15,7 @@ from ngram_pool.features import (
     OFFER_PRIORS,
     STRENGTH,
     clip,
+    drawn_alone,
     joint_rate,
     rate,
 )
@@ -43,6 +44,7 @@ from ngram_pool.layout import (
     LINK,
     MAX_CHAIN,
     ROOT,
+    Float32Array,
     Int32Array,
     Int64Array,
     TextArrays,
@@ -124,6 +126,18 @@ def _judge(scores: Scores, cells: Int32Array, place: int) -> float:
 
 
 @helper
+def _look_at_noise(noise: Float32Array, depth: int, growth: Growth, place: int) -> None:
+    """Judge a candidate again that is named by sources which do not look at the noise."""
+    cells = growth.cells
+    token = cells[place, TOKEN]
+    blind = cells[place, RECYCLED] == 0 and cells[place, HIDDEN] == 0
+    if blind and depth < noise.shape[0] and token < noise.shape[1]:
+        chance = clip(drawn_alone(growth.chances[place], noise[depth, token]))
+        growth.lifts[place] = chance / growth.chances[place]
+        growth.chances[place] = chance
+
+
+@helper
 def _expand(
     sources: Sources,
     growth: Growth,
@@ -141,7 +155,7 @@ def _expand(
     if sources.use_ngrams:
         last = _ask_ngrams(sources.text, growth, node, end, last)
     if sources.use_rows:
-        last = _ask_rows(sources.rows, growth, before, previous, cells[asked, TOKEN], end, last)
+        last = _ask_rows(sources, growth, node, before, previous, end, last)
     last = _ask_offers(sources.offers, growth, asked, growth.depths[node], end, last)
     kept = end
     for place in range(end, last):
@@ -151,13 +165,17 @@ def _expand(
             cells[place, RECYCLED] = growth.others[1]
         if cells[place, HIDDEN] == 0:
             cells[place, HIDDEN] = growth.others[2]
-        path = growth.probs[asked] * _judge(sources.scores, cells, place)
+        growth.chances[place] = _judge(sources.scores, cells, place)
+        growth.lifts[place] = 1.0
+        _look_at_noise(sources.noise, growth.depths[node], growth, place)
+        path = growth.probs[asked] * growth.chances[place]
         if path >= min_probability:
             if kept != place:
                 for column in range(CANDIDATE_WIDTH):
                     cells[kept, column] = cells[place, column]
             cells[kept, PARENT] = node
             growth.probs[kept] = path
+            growth.lifts[kept] = growth.lifts[place]
             kept += 1
     return kept
 

@@ -32,6 +32,7 @@ from ngram_pool.kernels_common import (
 from ngram_pool.kernels_grow import _grow
 from ngram_pool.layout import (
     NONE,
+    ROW_WIDTH,
     FlatOffers,
     Float32Array,
     Int32Array,
@@ -51,12 +52,15 @@ def _work_space(max_nodes: int, offers: FlatOffers) -> Growth:
         np.empty((num_candidates, CANDIDATE_WIDTH), np.int32),
         np.empty(num_candidates, np.float64),
         np.empty(num_candidates, np.float64),
+        np.empty(num_candidates, np.float64),
+        np.empty(num_candidates, np.float64),
         np.empty(num_candidates, np.int64),
         np.zeros(max_nodes + 1, np.int64),
         np.empty(max_nodes + 1, np.int64),
         np.empty(max_nodes + 1, np.int64),
         np.zeros(max_nodes + 1, np.int64),
         np.zeros(3, np.int64),
+        np.zeros(ROW_WIDTH, np.float64),
         np.full(num_offered, NONE, np.int64),
         np.full(num_offered, NONE, np.int64),
     )
@@ -78,6 +82,7 @@ def _set_root(growth: Growth, offers: FlatOffers, token: int) -> None:
         cells[0, OFFER_NODES + i] = offers.roots[i]
     cells[0, TOKEN] = token
     growth.probs[0] = 1.0
+    growth.lifts[0] = 1.0
 
 
 @helper
@@ -125,6 +130,7 @@ def _write_out(
     order: Int64Array,
     out: Int64Array,
     out_probs: Float32Array,
+    out_lifts: Float32Array,
     out_buckets: Int32Array,
     out_sources: NDArray[np.uint16],
 ) -> None:
@@ -139,6 +145,7 @@ def _write_out(
         out[1, place] = places[cells[candidate, PARENT]]
         out[2, place] = growth.depths[node]
         out_probs[place] = growth.probs[candidate]
+        out_lifts[place] = growth.lifts[candidate]
         bucket = (ngram * NUM_RECYCLED + recycled) * NUM_GUESS + cells[candidate, GUESS]
         out_buckets[place] = bucket
         out_sources[place] = cells[candidate, SOURCES]
@@ -149,7 +156,8 @@ def _write_out(
     f"{INT64}, {INT32_2D}, {INT32_2D}, {FLOAT32_2D}, {INT32}, "
     f"{FLOAT32_2D}, {FLOAT32}, "
     f"{INT64}, {INT64}, {FLOAT32}, {INT64}, {INT64}, "
-    f"b1, b1, i8, i8, i8, i8, i8, f8, {FLOAT32}, f8, {INT64_2D}, {FLOAT32}, {INT32}, u2[::1])"
+    f"b1, b1, i8, i8, i8, i8, i8, f8, {FLOAT32}, f8, "
+    f"{FLOAT32_2D}, {INT64_2D}, {FLOAT32}, {FLOAT32}, {INT32}, u2[::1])"
 )
 def _propose(  # arrays one by one: numba takes them several times faster than inside a tuple
     text_header: Int64Array,
@@ -178,8 +186,10 @@ def _propose(  # arrays one by one: numba takes them several times faster than i
     min_probability: float,
     costs: Float32Array,
     trust: float,
+    noise: Float32Array,
     out: Int64Array,
     out_probs: Float32Array,
+    out_lifts: Float32Array,
     out_buckets: Int32Array,
     out_sources: NDArray[np.uint16],
 ) -> int:
@@ -190,6 +200,7 @@ def _propose(  # arrays one by one: numba takes them several times faster than i
         RowArrays(row_header, row_keys, row_tokens, row_probs, row_slots),
         offers,
         Scores(counts, priors),
+        noise,
         use_ngrams,
         use_rows,
     )
@@ -198,5 +209,5 @@ def _propose(  # arrays one by one: numba takes them several times faster than i
     num_nodes = _grow(sources, growth, before, previous, max_nodes, max_depth, min_probability)
     num_nodes = _cut(growth, num_nodes, costs, trust)
     order = _depth_first(growth, num_nodes)
-    _write_out(growth, order, out, out_probs, out_buckets, out_sources)
+    _write_out(growth, order, out, out_probs, out_lifts, out_buckets, out_sources)
     return num_nodes

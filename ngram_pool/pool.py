@@ -166,6 +166,7 @@ class NgramPool:
         ngrams: bool = True,
         recycled: bool = True,
         offers: Sequence[Offer] = (),
+        noise: ArrayLike | None = None,
     ) -> Proposal:
         """Grow a draft tree behind the last token; changes nothing.
 
@@ -186,6 +187,9 @@ class NgramPool:
             Whether these sources are asked.
         offers : sequence of Offer
             Trees of other drafters, at most one per source.
+        noise : array, float32, [depths, tokens], optional
+            Where tokens are drawn: what their probabilities will be divided by at each of the next
+            draws, the largest quotient winning. Tokens beyond it, and depths, count as unknown.
 
         Returns
         -------
@@ -196,11 +200,12 @@ class NgramPool:
         ValueError
             If a number is negative, costs do not fit, or two offers share a source.
         """
-        limits = check_limits(max_nodes, max_depth, min_probability, costs, trust)
+        limits = check_limits(max_nodes, max_depth, min_probability, costs, trust, noise)
         text, rows, calibration = self._text, self._rows, self.calibration
         length = text.num_tokens
         out = np.empty((3, max_nodes + 1), np.int64)
         probs = np.empty(max_nodes + 1, np.float32)
+        lifts = np.empty(max_nodes + 1, np.float32)
         buckets = np.empty(max_nodes + 1, np.int32)
         sources = np.empty(max_nodes + 1, np.uint16)
         num_nodes = self._kernels._propose(
@@ -226,14 +231,22 @@ class NgramPool:
             min_probability,
             limits.costs,
             limits.trust,
+            limits.noise,
             out,
             probs,
+            lifts,
             buckets,
             sources,
         )
         tokens, parents, depths = out[:, :num_nodes]
         return Proposal(
-            tokens, parents, depths, probs[:num_nodes], buckets[:num_nodes], sources[:num_nodes]
+            tokens,
+            parents,
+            depths,
+            probs[:num_nodes],
+            lifts[:num_nodes],
+            buckets[:num_nodes],
+            sources[:num_nodes],
         )
 
     def learn(self, proposal: Proposal, path: Sequence[int], chosen: Sequence[int]) -> None:

@@ -94,6 +94,9 @@ class Proposal:
         0 for the root.
     probabilities : array, float32, [nodes]
         Estimated probability that the whole path to the node is accepted; 1 for the root.
+    lifts : array, float32, [nodes]
+        How many times as probable as its features alone would say the node is behind its parent,
+        because the noise of the draw is known; 1 where it is not.
     buckets : array, int32, [nodes]
         Joint calibration bucket of the node; 0 for the root.
     sources : array, uint16, [nodes]
@@ -104,6 +107,7 @@ class Proposal:
     parents: Int64Array
     depths: Int64Array
     probabilities: Float32Array
+    lifts: Float32Array
     buckets: NDArray[np.int32]
     sources: NDArray[np.uint16]
 

@@ -111,9 +111,10 @@ class DictPool:
         ngrams: bool = True,
         recycled: bool = True,
         offers: Sequence[Offer] = (),
+        noise: ArrayLike | None = None,
     ) -> Proposal:
         """Grow a draft tree behind the last token; see ``NgramPool.propose``."""
-        limits = check_limits(max_nodes, max_depth, min_probability, costs, trust)
+        limits = check_limits(max_nodes, max_depth, min_probability, costs, trust, noise)
         flatten(offers)  # refuses two offers of one source
         text = self._tokens
         grower = Grower(

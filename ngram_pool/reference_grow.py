@@ -11,7 +11,10 @@ from ngram_pool.checks import Limits
 from ngram_pool.features import (
     PAIR,
     PARENT,
+    SHARPNESS,
     SINGLE,
+    clip,
+    drawn_alone,
     exit_feature,
     exit_others,
     head_feature,
@@ -19,6 +22,8 @@ from ngram_pool.features import (
     ngram_feature,
     ngram_others,
     offer_feature,
+    race_speed,
+    race_won,
     recycled_feature,
     recycled_others,
 )
@@ -52,6 +57,7 @@ class Candidate:
     best_offered: float = -1.0
     nodes: dict[int, int] = field(default_factory=dict)  # source -> node of that offer
     probability: float = 1.0  # of the path
+    lift: float = 1.0  # how many times as probable as without the noise
     depth: int = 0
     state: State | None = None  # what the path to it matches
     length: int = 0  # tokens matched
@@ -87,6 +93,7 @@ class Grower:
         `earlier` are the two tokens before the last one.
         """
         self.earlier = earlier
+        self.noise = limits.noise
         root = Candidate(token, None, nodes={offer.source: 0 for offer in self.offers})
         if self.text is not None:
             root.state, root.length = self.text.last, self.text.last.length
@@ -123,7 +130,11 @@ class Grower:
             conditional, candidate.guess = self.calibration.judge(
                 candidate.ngram, candidate.recycled, candidate.hidden, candidate.offer
             )
-            candidate.probability = node.probability * conditional
+            blind = not candidate.recycled and not candidate.hidden
+            drawn = self._noise_of(candidate.token, node) if blind else None
+            chance = conditional if drawn is None else clip(drawn_alone(conditional, drawn))
+            candidate.lift = chance / conditional
+            candidate.probability = node.probability * chance
         return list(found.values())
 
     def _ask_ngrams(self, node: Candidate, found: dict[int, Candidate]) -> int:
@@ -159,14 +170,52 @@ class Grower:
             return 0
         before, previous = self._earlier(node)
         if previous is not None and (row := self.rows.find(previous, node.token)):
-            _ask_row(row, PAIR, node, found)
+            self._ask_row(row, PAIR, node, found)
             return recycled_others(PAIR)
         single = self.rows.find(None, node.token)
         if single:
-            _ask_row(single, SINGLE, node, found)
+            self._ask_row(single, SINGLE, node, found)
         if before is not None and (row := self.rows.find(before, previous)):
-            _ask_row(row, PARENT, node, found)
+            self._ask_row(row, PARENT, node, found)
         return recycled_others(SINGLE) if single else 0
+
+    def _ask_row(self, row: Row, kind: int, node: Candidate, found: dict[int, Candidate]) -> None:
+        """Offer the tokens of a row; of the parent's, all but the one that was chosen."""
+        places = [
+            (rank, token, probability)
+            for rank, token, probability in row.places
+            if kind != PARENT or token != node.token
+        ]
+        if node.depth < len(self.noise):
+            places = self._raced(places, node)
+        for rank, token, probability in places:
+            candidate = _candidate(token, node, found)
+            if not candidate.recycled:
+                candidate.recycled = recycled_feature(kind, rank, probability)
+                candidate.sources |= RECYCLED_SOURCE
+
+    def _raced(
+        self, places: list[tuple[int, int, float]], node: Candidate
+    ) -> list[tuple[int, int, float]]:
+        """Give tokens of a row rank and probability by the noise of the draw behind a node."""
+        speeds = []
+        for _, token, probability in places:
+            noise = self._noise_of(token, node)
+            speeds.append(probability if noise is None else race_speed(probability, noise))
+        chances, best = speeds, max(speeds, default=0.0)
+        if best > 0.0:
+            field = sum((speed / best) ** SHARPNESS for speed in speeds)
+            rest = max(1.0 - sum(probability for _, _, probability in places), 0.0)
+            chances = [race_won(speed, best, field, rest) for speed in speeds]
+        order = sorted(range(len(places)), key=lambda i: -chances[i])
+        ranks = {i: rank for rank, i in enumerate(order)}
+        return [(ranks[i], places[i][1], chances[i]) for i in range(len(places))]
+
+    def _noise_of(self, token: int, node: Candidate) -> float | None:
+        """Return the noise of a token in the draw behind a node, if it is known."""
+        if node.depth >= len(self.noise) or token >= self.noise.shape[1]:
+            return None
+        return float(self.noise[node.depth, token])
 
     def _earlier(self, node: Candidate) -> tuple[int | None, int | None]:
         """Return the two tokens before that of a node."""
@@ -238,17 +287,6 @@ def _ask_state(state: State, length: int, node: Candidate, found: dict[int, Cand
             candidate.sources |= NGRAM_SOURCE
 
 
-def _ask_row(row: Row, kind: int, node: Candidate, found: dict[int, Candidate]) -> None:
-    """Offer the tokens of a row; of the parent's, all but the one that was chosen."""
-    for rank, token, probability in row.places:
-        if kind == PARENT and token == node.token:
-            continue
-        candidate = _candidate(token, node, found)
-        if not candidate.recycled:
-            candidate.recycled = recycled_feature(kind, rank, probability)
-            candidate.sources |= RECYCLED_SOURCE
-
-
 def _candidate(token: int, node: Candidate, found: dict[int, Candidate]) -> Candidate:
     if token not in found:
         found[token] = Candidate(token, node, depth=node.depth + 1)
@@ -293,6 +331,7 @@ def _proposal(taken: list[Candidate]) -> Proposal:
         np.array([place[id(node.parent)] if node.parent else 0 for node in ordered], np.int64),
         np.array([node.depth for node in ordered], np.int64),
         np.array([node.probability for node in ordered], np.float32),
+        np.array([node.lift for node in ordered], np.float32),
         np.array([bucket(n.ngram, n.recycled, n.guess) for n in ordered], np.int32),
         np.array([node.sources for node in ordered], np.uint16),
     )

@@ -67,14 +67,14 @@ class ExitTree:
         for _ in rows:
             pass
 
-    def draft(self, context: list[int], plan: Plan, max_depth: int) -> DraftTree:
+    def draft(self, context: list[int], plan: Plan, max_depth: int, noise: Any = None) -> DraftTree:
         rounds = min(self.rounds, max_depth)
         tree, node = DraftTree.only_root(context[-1]), 0
         tokens, parents, probabilities = [context[-1]], [0], [1.0]
         asked = []
         for _ in range(rounds):
             asked.append(node)
-            found = self.exit.ask(context, tree, [node])
+            found = self.exit.ask(context, tree, [node], noise)
             if found is None or found.tokens[0, 0] < 0:
                 break
             for rank, token in enumerate(found.tokens[0, : self.width]):

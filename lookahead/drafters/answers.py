@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lookahead.drafters.base import Candidates, NodeDrafter
 from lookahead.tree import ROOT, DraftTree
@@ -61,10 +62,15 @@ class Answers:
         return nodes, float(lost[nodes].sum())
 
     def ask(
-        self, drafter: NodeDrafter, context: list[int], tree: DraftTree, nodes: list[int]
+        self,
+        drafter: NodeDrafter,
+        context: list[int],
+        tree: DraftTree,
+        nodes: list[int],
+        noise: NDArray[np.float32] | None = None,
     ) -> list[Offer] | None:
         """Ask about nodes of a tree; return all answers so far as offers, or None if it is done."""
-        candidates = drafter.ask(context, tree, nodes)
+        candidates = drafter.ask(context, tree, nodes, noise)
         if candidates is None:
             return None
         self.take(tree, nodes, candidates)

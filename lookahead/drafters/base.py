@@ -94,7 +94,13 @@ class NodeDrafter(Protocol):
             row is that of ``context[-2]``.
         """
 
-    def ask(self, context: list[int], tree: DraftTree, nodes: list[int]) -> Candidates | None:
+    def ask(
+        self,
+        context: list[int],
+        tree: DraftTree,
+        nodes: list[int],
+        noise: NDArray[np.float32] | None,
+    ) -> Candidates | None:
         """Guess what follows each of these nodes; None where nothing is known.
 
         Parameters
@@ -106,6 +112,9 @@ class NodeDrafter(Protocol):
             step the tree may be grown anew, with the same tokens in other places.
         nodes : list of int
             Nodes of the tree, the root (0) included, that were not asked about in this step.
+        noise : ndarray, float32, [draws, vocab], or None
+            What will be drawn with behind nodes of each depth: a token of little noise is worth
+            naming even where it is not probable.
         """
 
     def learn(self, outcome: Outcome) -> None:

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -119,6 +120,7 @@ class EarlyExitDrafter:
         context: list[int],  # noqa: ARG002 - the tree begins where it ends
         tree: DraftTree,
         nodes: list[int],
+        noise: NDArray[np.float32] | None = None,
     ) -> Candidates | None:
         """Look at nodes that are worth it; see :class:`~lookahead.drafters.base.NodeDrafter`."""
         layer = self.exit_layer
@@ -139,7 +141,12 @@ class EarlyExitDrafter:
         seconds = time.perf_counter() - start
         if (pass_s := self._pass_s()) is not None:
             self._chooser.learn_cost(layer, min(seconds / pass_s, 1.0))
-        found = self._readout.top(self._lenses[layer].read(left), NUM_CANDIDATES)
+        predicted = self._lenses[layer].read(left)
+        if noise is None:
+            found = self._readout.top(predicted, NUM_CANDIDATES)
+        else:
+            depths = tree.depths[chosen]
+            found = self._readout.likely_drawn(predicted, NUM_CANDIDATES, noise, depths)
         for node, tokens in zip(chosen, found.tokens.tolist(), strict=True):
             known = {int(tree.tokens[child]) for child in tree.children(node)}
             self._asked[tree.token_path(node)] = set(tokens) - known

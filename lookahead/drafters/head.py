@@ -24,8 +24,10 @@ __all__ = ["LeastSquaresHead"]
 
 #: Candidates of a node. Of those behind the sixteenth hardly any is ever accepted.
 NUM_CANDIDATES = 16
+#: Of a draw, whose noise brings up improbable ones, too.
+NUM_DRAWN = 24
 #: The model's own writing says more about what it will write than the prompt does.
-NOISE_OF_PROMPT, NOISE_OF_ANSWER, NOISE_OF_REJECTED = 1.0, 0.5, 2.0
+NOISE_OF_PROMPT, NOISE_OF_ANSWER, NOISE_OF_REJECTED = 1.0, 0.5, 1.0
 #: Rejected nodes of a pass that are learnt from, and passes that may wait to be learnt from.
 MOST_REJECTED, MOST_UNLEARNT = 24, 128
 ROWS_TO_SUM = 32
@@ -70,7 +72,13 @@ class LeastSquaresHead:
             tokens = context[-len(hidden) : -1]
             self._unlearnt = [(self._inputs(hidden[:-1], tokens), hidden[1:], NOISE_OF_PROMPT)]
 
-    def ask(self, context: list[int], tree: DraftTree, nodes: list[int]) -> Candidates | None:
+    def ask(
+        self,
+        context: list[int],
+        tree: DraftTree,
+        nodes: list[int],
+        noise: NDArray[np.float32] | None = None,
+    ) -> Candidates | None:
         """Predict what follows these nodes; see :class:`~lookahead.drafters.base.NodeDrafter`."""
         self._catch_up()
         if self._last is None or (self._regression.prior is None and not self._regression.num_rows):
@@ -78,7 +86,10 @@ class LeastSquaresHead:
         paths = [tree.token_path(node) for node in nodes]
         self._predict(paths, context[-1])
         states = torch.cat([self._predicted[path] for path in paths])
-        return self._readout.top(states, NUM_CANDIDATES)
+        if noise is None:
+            return self._readout.top(states, NUM_CANDIDATES)
+        depths = tree.depths[nodes]
+        return self._readout.likely_drawn(states, NUM_DRAWN, noise, depths)
 
     def see(self, tokens: NDArray[np.int32]) -> None:
         """Take the target's own candidates into the readout, [rows, k]."""

@@ -49,8 +49,9 @@ ROUNDS = (1, 3, 4)
 FEW_NODES, MORE_ROUNDS = 24, (1, 4, 6, 6)
 #: Parts of the prompt (of 32 positions) that are read out at once, and with each step that paid.
 PARTS_AT_ONCE, PARTS_MORE = 1, 2
-#: Of the probability that leaves the tree at a node, what its answer wins back.
-WON = 0.35
+#: What an answer wins for each unit of probability that leaves the tree at a node: more than that,
+#: since it also ranks what others name, there and further down.
+WON = 2.0
 
 
 class MergedDrafter:
@@ -130,7 +131,13 @@ class MergedDrafter:
             self._pool.recycle(part.previous, part.tokens, tokens, probabilities, renew=False)
             self._show(tokens)
 
-    def draft(self, context: list[int], plan: Plan, max_depth: int) -> DraftTree:
+    def draft(
+        self,
+        context: list[int],
+        plan: Plan,
+        max_depth: int,
+        noise: NDArray[np.float32] | None = None,
+    ) -> DraftTree:
         """Guess what comes after ``context``.
 
         Parameters
@@ -142,6 +149,8 @@ class MergedDrafter:
             less than it costs.
         max_depth : int
             Deepest node.
+        noise : ndarray, float32, [draws, vocab], optional
+            What the next tokens will be drawn with.
 
         Returns
         -------
@@ -158,10 +167,13 @@ class MergedDrafter:
             min_probability=MIN_PROBABILITY,
             ngrams="ngrams" in self._config.sources,
             recycled=self._recycles,
+            noise=noise,
         )
         offers = self._offers(context, max_nodes)
         for source in list(self._node_drafters):
-            offers += self._answers(source, context, grow, offers, Answers(source, max_depth), plan)
+            offers += self._answers(
+                source, context, grow, offers, Answers(source, max_depth), plan, noise
+            )
         self._proposal = grow(costs=plan.costs, trust=plan.trust, offers=offers)
         return as_tree(self._proposal)
 
@@ -173,6 +185,7 @@ class MergedDrafter:
         offers: list[Offer],
         answers: Answers,
         plan: Plan,
+        noise: NDArray[np.float32] | None,
     ) -> list[Offer]:
         """Ask a node drafter in rounds, each about the tree that the answers so far give.
 
@@ -190,7 +203,7 @@ class MergedDrafter:
                 if gain < self._round_s.get(source, 0.0):
                     break
             start = time.perf_counter()
-            ask = functools.partial(answers.ask, drafter, context, tree, nodes)
+            ask = functools.partial(answers.ask, drafter, context, tree, nodes, noise)
             found = self._guard(source, ask)
             self._learn_round(source, time.perf_counter() - start)
             if found is None:

@@ -8,16 +8,23 @@ those only: the tokens of the text, the target's own candidates, and frequent to
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lookahead.drafters.base import Candidates
 from lookahead.drafters.rows import top_rows
+from ngram_pool.features import LEAST_NOISE, SHARPNESS
 
 __all__ = ["ModelEnds", "Readout"]
+
+#: Tokens outside the shortlist that are read for one draw.
+LUCKY = 1024
+#: Draws whose lucky tokens are kept: as many as are asked about in a step, and the next.
+MOST_LUCK = 6
 
 
 class ModelEnds(Protocol):
@@ -63,6 +70,8 @@ class Readout:
         self._kept = self._next = 0
         self._weight: Tensor | None = None
         self._bias: Tensor | None = None
+        self._frequency = 1.0 / (np.arange(ends.vocab, dtype=np.float32) + 1000.0)
+        self._luck: dict[bytes, tuple[NDArray[np.int64], Tensor, Tensor | None]] = {}
         self.add(first)
         if self._size < self._limit:
             self._kept, self._next = self._size, 0
@@ -95,11 +104,86 @@ class Readout:
 
     def top(self, hidden: Tensor, k: int) -> Candidates:
         """Return the ``k`` most probable tokens behind each hidden state, float, [rows, width]."""
+        places, probabilities = top_rows(self._logits(hidden), min(k, self._size))
+        tokens = np.where(places < 0, -1, self._tokens[places])
+        return Candidates(tokens.astype(np.int32), probabilities)
+
+    def likely_drawn(
+        self,
+        hidden: Tensor,
+        k: int,
+        noise: NDArray[np.float32],
+        depths: NDArray[np.integer[Any]],
+    ) -> Candidates:
+        """Return the ``k`` tokens that are most likely drawn behind each hidden state.
+
+        Parameters
+        ----------
+        hidden : Tensor, float, [rows, width]
+            Predicted hidden states.
+        k : int
+            Most tokens of a row.
+        noise : ndarray, float32, [draws, vocab]
+            What the next tokens are drawn with.
+        depths : ndarray, int, [rows]
+            Which draw comes behind each hidden state. Where it is not among those, the most
+            probable tokens are returned.
+
+        Notes
+        -----
+        The shortlist is joined by the tokens that this very draw favours: of the many improbable
+        tokens one is drawn now and then, and it is one of little noise.
+        """
+        tokens = np.full((len(depths), k), -1, np.int32)
+        chances = np.zeros((len(depths), k), np.float32)
+        for depth in set(depths.tolist()):
+            rows = np.flatnonzero(depths == depth)
+            states = hidden[torch.from_numpy(rows).to(hidden.device)]
+            if depth >= len(noise):
+                found = self.top(states, k)
+            else:
+                found = self._race(states, k, noise[depth])
+            width = found.tokens.shape[1]
+            tokens[rows, :width], chances[rows, :width] = found
+        return Candidates(tokens, chances)
+
+    def _race(self, hidden: Tensor, k: int, noise: NDArray[np.float32]) -> Candidates:
+        lucky, weight, bias = self._lucky(noise)
+        more = hidden.to(weight) @ weight.T
+        if bias is not None:
+            more += bias
+        # What has come into the shortlist since runs there.
+        more[:, torch.from_numpy(self._place[lucky] >= 0)] = -torch.inf
+        logits = torch.cat([self._logits(hidden), more], dim=-1)
+        tokens = np.concatenate([self._tokens[: self._size], lucky])
+        # The logarithm of a token's speed is that of its probability less that of its noise.
+        handicap = torch.from_numpy(np.log(np.maximum(noise[tokens], LEAST_NOISE)))
+        speeds = torch.log_softmax(logits, dim=-1) - handicap.to(logits)
+        shares, places = torch.softmax(SHARPNESS * speeds, dim=-1).topk(min(k, len(tokens)), -1)
+        chances = shares.cpu().numpy()
+        # Neither what runs in the shortlist nor, where a state is not finite, anything is named.
+        runs = chances > 0.0
+        found = np.where(runs, tokens[places.cpu().numpy()], -1)
+        return Candidates(found.astype(np.int32), np.where(runs, chances, np.float32(0.0)))
+
+    def _lucky(self, noise: NDArray[np.float32]) -> tuple[NDArray[np.int64], Tensor, Tensor | None]:
+        """Return tokens outside the shortlist that a draw favours, and their output rows."""
+        draw = noise[:4].tobytes()
+        if draw not in self._luck:
+            # Frequent ones have low ids: by Zipf's law, about one by their place.
+            rates = self._frequency / np.maximum(noise[: self._ends.vocab], LEAST_NOISE)
+            rates[self._place >= 0] = 0.0
+            most = min(LUCKY, self._ends.vocab)
+            tokens = np.argpartition(-rates, most - 1)[:most]
+            while len(self._luck) >= MOST_LUCK:
+                del self._luck[next(iter(self._luck))]
+            self._luck[draw] = (tokens, *self._ends.output_rows(torch.from_numpy(tokens)))
+        return self._luck[draw]
+
+    def _logits(self, hidden: Tensor) -> Tensor:
         assert self._weight is not None
         weight = self._weight[: self._size]
         logits = hidden.to(weight) @ weight.T
         if self._bias is not None:
             logits += self._bias[: self._size]
-        places, probabilities = top_rows(logits, min(k, self._size))
-        tokens = np.where(places < 0, -1, self._tokens[places])
-        return Candidates(tokens.astype(np.int32), probabilities)
+        return logits

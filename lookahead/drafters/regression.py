@@ -15,9 +15,9 @@ __all__ = ["RunningRegression", "sketch"]
 #: Weight of the linear kernel x.x', and of the Gaussian one, relative to a noise of 1, for vectors
 #: scaled to length 24 as in docs/log.md.
 LINEAR = 0.01 * 24**2
-GAUSSIAN = 10.0
+GAUSSIAN = 20.0
 #: Of exp(-g |u - v|^2) on vectors of unit length, one term for each half of the input.
-NARROWNESS = 0.5
+NARROWNESS = 0.7
 
 
 class RunningRegression:

@@ -202,6 +202,7 @@ def _sequence(
     chooser = NodeChooser(
         call.logits_processor if len(call.logits_processor) else None,
         sample=settings.do_sample,
+        temperature=settings.temperature or 1.0,
         scores=scores,
         logits=logits,
     )

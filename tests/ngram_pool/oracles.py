@@ -22,7 +22,7 @@ from ngram_pool.layout import (
     TOTAL,
 )
 
-FIELDS = ("tokens", "parents", "depths", "probabilities", "buckets", "sources")
+FIELDS = ("tokens", "parents", "depths", "probabilities", "lifts", "buckets", "sources")
 
 
 def assert_same_proposal(first, second):
@@ -31,6 +31,8 @@ def assert_same_proposal(first, second):
         assert left.dtype == right.dtype, name
         if name == "probabilities":
             np.testing.assert_allclose(left, right, rtol=0, atol=1e-5)
+        elif name == "lifts":
+            np.testing.assert_allclose(left, right, rtol=1e-5)
         else:
             np.testing.assert_array_equal(left, right, err_msg=name)
 

@@ -30,6 +30,14 @@ def offers(draw):
 
 
 @st.composite
+def noises(draw):
+    shape = draw(st.integers(0, 3)), draw(st.integers(0, 6))
+    values = st.floats(0, 20, width=32) | st.just(1.0)
+    cells = draw(st.lists(values, min_size=shape[0] * shape[1], max_size=shape[0] * shape[1]))
+    return np.array(cells, np.float32).reshape(shape)
+
+
+@st.composite
 def rows(draw):
     count, width = draw(st.integers(0, 4)), draw(st.integers(1, 9))
     previous = draw(st.lists(st.integers(-1, 3), min_size=count, max_size=count))
@@ -59,6 +67,7 @@ OPERATION = st.one_of(
                 "ngrams": st.booleans(),
                 "recycled": st.booleans(),
                 "offers": offers(),
+                "noise": st.none() | noises(),
                 "costs": st.sampled_from(
                     [None, np.linspace(1, 4, 21, dtype=np.float32), np.ones(21, np.float32)]
                 ),

@@ -33,8 +33,9 @@ for step in range(25):
         pool.extend(text)
         pool.recycle(*batch)
     costs = np.linspace(1, 3, 13, dtype=np.float32) if step % 2 else None
-    proposal = fast.propose(12, offers=offers, costs=costs)
-    assert_same_proposal(proposal, slow.propose(12, offers=offers, costs=costs))
+    noise = rng.exponential(size=(step % 4, 3 + step % 3)) if step % 3 else None
+    proposal = fast.propose(12, offers=offers, costs=costs, noise=noise)
+    assert_same_proposal(proposal, slow.propose(12, offers=offers, costs=costs, noise=noise))
     for pool in (fast, slow):
         pool.learn(proposal, [0], [2])
     assert fast.stats()[:3] == slow.stats()[:3]

@@ -175,8 +175,8 @@ class Scripted:
     def __init__(self, answer):
         self.answer, self.asked = answer, []
 
-    def ask(self, context, shown, nodes):
-        self.asked.append((context, nodes))
+    def ask(self, context, shown, nodes, noise):
+        self.asked.append((context, nodes, noise))
         return self.answer
 
 
@@ -185,7 +185,10 @@ def test_asking_returns_all_answers_so_far_or_none_where_there_are_no_more():
     drafter = Scripted(candidates([(1, 0.5)]))
     (offer,) = answers.ask(drafter, [9], BUSHY, [0])
     assert paths(offer) == {(1,): 0.5}
-    assert drafter.asked == [([9], [0])]
+    assert drafter.asked == [([9], [0], None)]
+    noise = np.ones((2, 10), np.float32)
+    answers.ask(drafter, [9], BUSHY, [0], noise)
+    assert drafter.asked[-1][2] is noise
     assert answers.ask(Scripted(None), [9], BUSHY, [1]) is None
     (offer,) = answers.ask(Scripted(candidates([(3, 0.7)])), [9], BUSHY, [1])
     assert paths(offer) == {(1,): 0.5, (1, 3): 0.7}

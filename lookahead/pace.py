@@ -10,7 +10,7 @@ MEMORY = 0.9
 CREDIT = 5.0
 #: Share of all time that drafting may lose; in plain steps: what it may lose at first, the most
 #: that gains of the past are worth to it, and what has to come together before it is tried again.
-SHARE, FIRST_ALLOWANCE, MOST_SAVED, COST_OF_TRYING = 0.02, 2.0, 3.0, 0.5
+SHARE, FIRST_ALLOWANCE, MOST_SAVED, COST_OF_TRYING = 0.02, 2.0, 4.0, 0.25
 #: Length of an answer, in tokens, where it is not known or said to be longer.
 EXPECTED_TOKENS = 100
 

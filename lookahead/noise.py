@@ -34,7 +34,7 @@ class NoiseAhead:
     Notes
     -----
     Source: the exponential race, or Gumbel-max trick (Gumbel 1954; Maddison et al. 2014), with the
-    same noise for draft and target (Daliri et al. 2025, drafter-invariant speculative decoding).
+    same noise for draft and target (Daliri et al. 2024, drafter-invariant speculative decoding).
     Departure: there draft and target both draw; here nothing but the noise is shared, and it
     weighs guesses of any kind. A caller who uses the generator in between makes the noise another
     one, and some guesses wrong; nothing else.

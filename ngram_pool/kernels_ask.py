@@ -92,7 +92,6 @@ class Growth(NamedTuple):
 
     cells: Int32Array  # [candidates, CANDIDATE_WIDTH]
     probs: NDArray[np.float64]  # [candidates], path probability
-    chances: NDArray[np.float64]  # [candidates], probability given the parent
     lifts: NDArray[np.float64]  # [candidates], how many times as probable as without the noise
     offered: NDArray[np.float64]  # [candidates], best probability in any offer
     heap: Int64Array  # [candidates]

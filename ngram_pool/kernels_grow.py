@@ -126,15 +126,15 @@ def _judge(scores: Scores, cells: Int32Array, place: int) -> float:
 
 
 @helper
-def _look_at_noise(noise: Float32Array, depth: int, growth: Growth, place: int) -> None:
+def _drawn(
+    noise: Float32Array, depth: int, cells: Int32Array, place: int, probability: float
+) -> float:
     """Judge a candidate again that is named by sources which do not look at the noise."""
-    cells = growth.cells
     token = cells[place, TOKEN]
     blind = cells[place, RECYCLED] == 0 and cells[place, HIDDEN] == 0
     if blind and depth < noise.shape[0] and token < noise.shape[1]:
-        chance = clip(drawn_alone(growth.chances[place], noise[depth, token]))
-        growth.lifts[place] = chance / growth.chances[place]
-        growth.chances[place] = chance
+        return clip(drawn_alone(probability, noise[depth, token]))
+    return probability
 
 
 @helper
@@ -165,17 +165,16 @@ def _expand(
             cells[place, RECYCLED] = growth.others[1]
         if cells[place, HIDDEN] == 0:
             cells[place, HIDDEN] = growth.others[2]
-        growth.chances[place] = _judge(sources.scores, cells, place)
-        growth.lifts[place] = 1.0
-        _look_at_noise(sources.noise, growth.depths[node], growth, place)
-        path = growth.probs[asked] * growth.chances[place]
+        probability = _judge(sources.scores, cells, place)
+        chance = _drawn(sources.noise, growth.depths[node], cells, place, probability)
+        path = growth.probs[asked] * chance
         if path >= min_probability:
             if kept != place:
                 for column in range(CANDIDATE_WIDTH):
                     cells[kept, column] = cells[place, column]
             cells[kept, PARENT] = node
             growth.probs[kept] = path
-            growth.lifts[kept] = growth.lifts[place]
+            growth.lifts[kept] = chance / probability
             kept += 1
     return kept
 

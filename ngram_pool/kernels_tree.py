@@ -53,7 +53,6 @@ def _work_space(max_nodes: int, offers: FlatOffers) -> Growth:
         np.empty(num_candidates, np.float64),
         np.empty(num_candidates, np.float64),
         np.empty(num_candidates, np.float64),
-        np.empty(num_candidates, np.float64),
         np.empty(num_candidates, np.int64),
         np.zeros(max_nodes + 1, np.int64),
         np.empty(max_nodes + 1, np.int64),

@@ -141,12 +141,8 @@ class EarlyExitDrafter:
         seconds = time.perf_counter() - start
         if (pass_s := self._pass_s()) is not None:
             self._chooser.learn_cost(layer, min(seconds / pass_s, 1.0))
-        predicted = self._lenses[layer].read(left)
-        if noise is None:
-            found = self._readout.top(predicted, NUM_CANDIDATES)
-        else:
-            depths = tree.depths[chosen]
-            found = self._readout.likely_drawn(predicted, NUM_CANDIDATES, noise, depths)
+        predicted, depths = self._lenses[layer].read(left), tree.depths[chosen]
+        found = self._readout.likely_drawn(predicted, NUM_CANDIDATES, noise, depths)
         for node, tokens in zip(chosen, found.tokens.tolist(), strict=True):
             known = {int(tree.tokens[child]) for child in tree.children(node)}
             self._asked[tree.token_path(node)] = set(tokens) - known

@@ -86,10 +86,8 @@ class LeastSquaresHead:
         paths = [tree.token_path(node) for node in nodes]
         self._predict(paths, context[-1])
         states = torch.cat([self._predicted[path] for path in paths])
-        if noise is None:
-            return self._readout.top(states, NUM_CANDIDATES)
-        depths = tree.depths[nodes]
-        return self._readout.likely_drawn(states, NUM_DRAWN, noise, depths)
+        most = NUM_CANDIDATES if noise is None else NUM_DRAWN
+        return self._readout.likely_drawn(states, most, noise, tree.depths[nodes])
 
     def see(self, tokens: NDArray[np.int32]) -> None:
         """Take the target's own candidates into the readout, [rows, k]."""

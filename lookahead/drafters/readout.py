@@ -112,7 +112,7 @@ class Readout:
         self,
         hidden: Tensor,
         k: int,
-        noise: NDArray[np.float32],
+        noise: NDArray[np.float32] | None,
         depths: NDArray[np.integer[Any]],
     ) -> Candidates:
         """Return the ``k`` tokens that are most likely drawn behind each hidden state.
@@ -123,8 +123,8 @@ class Readout:
             Predicted hidden states.
         k : int
             Most tokens of a row.
-        noise : ndarray, float32, [draws, vocab]
-            What the next tokens are drawn with.
+        noise : ndarray, float32, [draws, vocab], or None
+            What the next tokens are drawn with; None where nothing is drawn, or it is not known.
         depths : ndarray, int, [rows]
             Which draw comes behind each hidden state. Where it is not among those, the most
             probable tokens are returned.
@@ -134,6 +134,8 @@ class Readout:
         The shortlist is joined by the tokens that this very draw favours: of the many improbable
         tokens one is drawn now and then, and it is one of little noise.
         """
+        if noise is None:
+            return self.top(hidden, k)
         tokens = np.full((len(depths), k), -1, np.int32)
         chances = np.zeros((len(depths), k), np.float32)
         for depth in set(depths.tolist()):

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lookahead.noise import NoiseAhead
+from lookahead.noise import Draws
 
 __all__ = ["NodeChooser"]
 
@@ -29,10 +29,13 @@ class NodeChooser:
     process : callable or None
         ``process(ids, logits) -> scores``, both [1, ...]; None where there is nothing to do.
     sample : bool
-        Draw from the scores, with one draw of the shape that plain decoding makes, from the same
-        generator and in the same order: the same seed gives the same text.
-    temperature : float
-        That of the processors, for :meth:`noise`; nothing is chosen by it.
+        Draw from the scores, with the noise that plain decoding draws with: the same seed gives
+        the same text.
+    draws : Draws or None
+        The draws of the call. Without it, as on a device whose draws cannot be foretold, every
+        token is drawn by itself: right for a batch of one only.
+    row : int
+        Row of the batch.
     scores, logits : list of Tensor or None
         Where to keep processed scores and raw logits, float32, [1, vocab] each.
 
@@ -48,18 +51,19 @@ class NodeChooser:
         process: Processor | None,
         *,
         sample: bool,
-        temperature: float = 1.0,
+        draws: Draws | None = None,
+        row: int = 0,
         scores: list[Tensor] | None = None,
         logits: list[Tensor] | None = None,
     ) -> None:
         self._process = process
         self._sample = sample
-        self._temperature = temperature
+        self._draws = draws if sample else None
+        self._row = row
         self._scores = scores
         self._logits = logits
         self._rows: Tensor | None = None
         self._greedy: list[int] | None = None
-        self._noise: NoiseAhead | None = None
         self._one_copy = process is None and not sample and scores is None and logits is None
 
     def begin(self, logits: Tensor) -> None:
@@ -73,9 +77,14 @@ class NodeChooser:
         The token with the largest quotient of probability, before any processor, and this is drawn.
         At most so many draws as are worth it; None where nothing is drawn, or can be known.
         """
-        if self._noise is None or self._rows is None:
+        if self._draws is None or self._rows is None:
             return None
-        return self._noise.look(draws, self._rows.shape[-1])
+        return self._draws.ahead(self._row, draws, self._rows.shape[-1])
+
+    def finish(self) -> None:
+        """Say that nothing more will be chosen."""
+        if self._draws is not None:
+            self._draws.finish(self._row)
 
     def choose(self, node: int, ids: Tensor) -> int:
         """Return the target's token after ``node``; ``ids``, int64, [1, tokens], came before."""
@@ -90,8 +99,13 @@ class NodeChooser:
         if self._scores is not None:
             self._scores.append(scores)
         if self._sample:
-            if self._noise is None:
-                self._noise = NoiseAhead(scores.device, self._temperature)
-            chosen = torch.multinomial(torch.softmax(scores, dim=-1), num_samples=1)
-            return int(chosen[0, 0])
+            return self._draw(torch.softmax(scores, dim=-1))
         return int(scores.argmax(dim=-1)[0])
+
+    def _draw(self, chances: Tensor) -> int:
+        """Draw as ``torch.multinomial`` does; ``chances``, float32, [1, vocab], may add up to 1."""
+        if self._draws is None or not torch.isfinite(chances.sum()):
+            # What cannot be drawn from is refused in the library's own words.
+            return int(torch.multinomial(chances, num_samples=1)[0, 0])
+        noise = self._draws.take(self._row, chances.shape[-1])
+        return int((chances / noise).argmax(dim=-1)[0])

@@ -160,6 +160,8 @@ class Engine:
         sequence.chooser.begin(logits)
         walk = accept(tree, sequence)
         self._stats.new_tokens += len(walk.chosen)
+        if sequence.finished:
+            sequence.chooser.finish()
         return walk
 
     def _begin(self, sequence: Sequence) -> None:

@@ -1,35 +1,69 @@
-"""The noise of the next draws, known before they are made.
+"""The noise of a call's draws: made in plain's order, and known before it is needed.
 
-A draw of one token is an argmax over probabilities divided by exponential noise, and the noise
-comes from a generator whose state can be copied. So what chance will do next is no secret: only the
-probabilities have to be guessed. A guess that takes the noise into account is right nearly as often
-as a guess at what greedy decoding would choose.
+A draw of one token is an argmax over probabilities divided by exponential noise. In a batch, plain
+decoding draws the noise of a step for all rows at once; rows that run at different speeds then use
+the same noise at different times. And the noise comes from a generator whose state can be copied,
+so what chance will do next is no secret: only the probabilities have to be guessed. A guess that
+takes the noise into account is right nearly as often as a guess at what greedy decoding would
+choose.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain, islice
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["MOST_DRAWS", "NoiseAhead"]
+__all__ = ["MOST_DRAWS", "Draws"]
 
 #: Sampled text is hardly ever guessed right any deeper.
 MOST_DRAWS = 8
+#: Bytes of noise that rows of a batch which run ahead may leave to the others; what is more is
+#: drawn again when it is needed.
+MOST_KEPT = 64 << 20
 
 
-class NoiseAhead:
-    """Looks at what a device's default generator will give, and leaves it as it is.
+@dataclass
+class _Step:
+    """One draw for all rows.
+
+    Parameters
+    ----------
+    before, after : Tensor
+        States of the generator.
+    width : int
+        Size of the vocabulary that is drawn from.
+    noise : Tensor, float32, [rows, vocab], or None
+        None where it was let go of.
+    lifted : dict of int to ndarray
+        The noise of a row, to the power of the temperature.
+    """
+
+    before: Tensor
+    after: Tensor
+    width: int
+    noise: Tensor | None
+    lifted: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+
+
+class Draws:
+    """The draws of one call, from the default generator of a device.
 
     Parameters
     ----------
     device : torch.device
-        Where tokens are drawn.
+        Where tokens are drawn; see :meth:`are_known`.
+    num_rows : int
+        Rows of the batch.
     temperature : float
-        Of the probabilities that are drawn from.
+        Of the probabilities that are drawn from, for :meth:`ahead`.
 
     Notes
     -----
@@ -37,56 +71,116 @@ class NoiseAhead:
     same noise for draft and target (Daliri et al. 2024, drafter-invariant speculative decoding).
     Departure: there draft and target both draw; here nothing but the noise is shared, and it
     weighs guesses of any kind. A caller who uses the generator in between makes the noise another
-    one, and some guesses wrong; nothing else.
+    one, as in plain decoding, and some guesses wrong.
     """
 
-    def __init__(self, device: torch.device, temperature: float = 1.0) -> None:
-        self._source = _default_generator(device)
-        self._own = None if self._source is None else torch.Generator(device)
+    def __init__(self, device: torch.device, num_rows: int = 1, temperature: float = 1.0) -> None:
+        source = _default_generator(device)
+        assert source is not None
+        self._source = source
+        self._own = torch.Generator(device)
         self._device = device
+        self._num_rows = num_rows
         self._temperature = temperature
-        self._states: deque[Tensor] = deque()  # of the generator before each draw looked at
-        self._noise = np.empty((0, 0), np.float32)
-        self._first = 0  # row of the noise of the next draw
+        self._taken: dict[int, int] = dict.fromkeys(range(num_rows), 0)  # draws, of live rows
+        self._first = 0  # draws that every live row has taken
+        self._made: deque[_Step] = deque()  # drawn for good, from the first on
+        self._ahead: deque[_Step] = deque()  # looked at, not drawn yet
 
-    def look(self, draws: int, width: int) -> NDArray[np.float32] | None:
-        """Return the noise of the next draws from ``width`` tokens, float32, [draws, width].
+    @staticmethod
+    def are_known(device: torch.device) -> bool:
+        """Return whether draws on a device can be foretold, by an example."""
+        return _default_generator(device) is not None and _is_race(device.type)
+
+    def take(self, row: int, width: int) -> Tensor:
+        """Return the noise of a row's next draw from ``width`` tokens, float32, [1, width].
+
+        Probabilities divided by it are largest at the token that plain decoding draws. The first
+        row to get to a step draws for all of them, and leaves the generator as plain leaves it.
+        """
+        place = self._taken[row] - self._first
+        self._taken[row] += 1
+        if place == len(self._made):
+            self._make(width)
+        noise = self._noise_of(self._made[place])[row : row + 1]
+        self._let_go()
+        return noise
+
+    def ahead(self, row: int, draws: int, width: int) -> NDArray[np.float32] | None:
+        """Return the noise of a row's next draws, float32, [draws, width]; None if none are asked.
 
         To the power of the temperature: then it belongs to probabilities at temperature 1, for
-        ``p ** (1 / t) / noise`` is largest where ``p / noise ** t`` is. At most :data:`MOST_DRAWS`;
-        None where the generator of the device cannot be copied. Holds until the next call.
+        ``p ** (1 / t) / noise`` is largest where ``p / noise ** t`` is. At most
+        :data:`MOST_DRAWS`. The generator is left as it is.
         """
         draws = min(draws, MOST_DRAWS)
-        if self._source is None or self._own is None or draws < 1:
+        if draws < 1:
             return None
-        if self._noise.shape[1] != width:
-            self._noise = np.empty((4 * MOST_DRAWS, width), np.float32)
-            self._states.clear()
-        self._drop_made(self._source.get_state())
-        while len(self._states) < draws:
-            self._look_at_one(width)
-        return self._noise[self._first : self._first + draws]
+        place = self._taken[row] - self._first
+        self._drop_stale(width)
+        while len(self._made) + len(self._ahead) < place + draws:
+            self._ahead.append(self._look(width))
+        steps = islice(chain(self._made, self._ahead), place, place + draws)
+        return np.stack(list(self._lifted(steps, row)))
 
-    def _drop_made(self, state: Tensor) -> None:
-        """Forget draws that were made since; all of them if others were made, too."""
-        assert self._own is not None
-        while self._states and not torch.equal(self._states[0], state):
-            self._states.popleft()
+    def finish(self, row: int) -> None:
+        """Say that a row draws no more."""
+        self._taken.pop(row, None)
+        self._let_go()
+
+    def _make(self, width: int) -> None:
+        """Draw the next step for good."""
+        self._drop_stale(width)
+        step = self._ahead.popleft() if self._ahead else self._look(width)
+        self._source.set_state(step.after)
+        self._made.append(step)
+
+    def _look(self, width: int) -> _Step:
+        """Find out what the generator will give behind all that is known."""
+        before = self._ahead[-1].after if self._ahead else self._source.get_state()
+        noise = self._drawn(before, width)
+        return _Step(before, self._own.get_state(), width, noise)
+
+    def _drawn(self, state: Tensor, width: int) -> Tensor:
+        self._own.set_state(state)
+        noise = torch.empty((self._num_rows, width), dtype=torch.float32, device=self._device)
+        return noise.exponential_(generator=self._own)
+
+    def _drop_stale(self, width: int) -> None:
+        """Forget what was looked at and is not what comes next: others used the generator, too."""
+        if not self._ahead:
+            return
+        state = self._source.get_state()
+        while self._ahead and not (
+            self._ahead[0].width == width and torch.equal(self._ahead[0].before, state)
+        ):
+            self._ahead.popleft()
+
+    def _lifted(self, steps: Iterator[_Step], row: int) -> Iterator[NDArray[np.float32]]:
+        for step in steps:
+            if row not in step.lifted:
+                noise = self._noise_of(step)[row]
+                step.lifted[row] = noise.pow(self._temperature).cpu().numpy()
+            yield step.lifted[row]
+
+    def _noise_of(self, step: _Step) -> Tensor:
+        """Return the noise of a step, drawn again where it was let go of."""
+        if step.noise is None:
+            step.noise = self._drawn(step.before, step.width)
+        return step.noise
+
+    def _let_go(self) -> None:
+        """Forget steps that nobody needs any more, and noise that is needed much later."""
+        needed = min(self._taken.values(), default=self._first + len(self._made))
+        while self._first < needed:
+            self._made.popleft()
             self._first += 1
-        if not self._states:
-            self._first = 0
-            self._own.set_state(state)
-
-    def _look_at_one(self, width: int) -> None:
-        assert self._own is not None
-        place = self._first + len(self._states)
-        if place == len(self._noise):
-            self._noise[: len(self._states)] = self._noise[self._first :]
-            self._first, place = 0, len(self._states)
-        self._states.append(self._own.get_state())
-        noise = torch.empty((1, width), dtype=torch.float32, device=self._device)
-        noise.exponential_(generator=self._own)
-        self._noise[place] = noise.pow_(self._temperature)[0].cpu().numpy()
+        if not self._made:
+            return
+        most = max(1, MOST_KEPT // (4 * self._num_rows * self._made[0].width))
+        for step in islice(self._made, most, None):
+            step.noise = None
+            step.lifted.clear()
 
 
 def _default_generator(device: torch.device) -> torch.Generator | None:
@@ -98,3 +192,13 @@ def _default_generator(device: torch.device) -> torch.Generator | None:
         generator: torch.Generator = torch.cuda.default_generators[index]
         return generator
     return None
+
+
+@functools.cache
+def _is_race(kind: str) -> bool:
+    """Return whether a draw on this kind of device is the race that it is taken for here."""
+    generator = torch.Generator(kind)
+    chances = torch.rand((3, 57), generator=generator.manual_seed(1), device=kind)
+    drawn = torch.multinomial(chances, num_samples=1, generator=generator.manual_seed(2))
+    noise = torch.empty_like(chances).exponential_(generator=generator.manual_seed(2))
+    return torch.equal(drawn[:, 0], (chances / noise).argmax(dim=-1))

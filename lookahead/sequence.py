@@ -80,6 +80,9 @@ class Chooser(Protocol):
         Fewer draws may be returned; None where nothing is drawn, or can be known.
         """
 
+    def finish(self) -> None:
+        """Learn that nothing more will be chosen."""
+
 
 class TokenBuffer:
     """Token ids that only ever grow, kept in one tensor.

@@ -15,6 +15,7 @@ from lookahead.budget import Budget, CostCurve
 from lookahead.choose import NodeChooser
 from lookahead.drafters import MergedDrafter
 from lookahead.engine import Engine
+from lookahead.noise import Draws
 from lookahead.outcome import PassRows, PromptRows
 from lookahead.sequence import Sequence, TokenBuffer
 from lookahead.window import WindowRows
@@ -128,7 +129,9 @@ def make_sequence(
         context=list(prompt),
         seen=TokenBuffer(torch.tensor([prompt])),
         drafter=MergedDrafter(config, pool, stats, vocab),
-        chooser=NodeChooser(process, sample=sample),
+        chooser=NodeChooser(
+            process, sample=sample, draws=Draws(torch.device("cpu")) if sample else None
+        ),
         should_stop=should_stop,
         max_length=end,
         emit=emitted,

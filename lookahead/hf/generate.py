@@ -34,11 +34,13 @@ from lookahead.hf.compat import cache_argument, vocab_size
 from lookahead.hf.drafting import exit_fault, layer_split, node_drafters
 from lookahead.hf.fingerprint import identify, weights_key
 from lookahead.hf.masks import install
+from lookahead.hf.rules import of_row
 from lookahead.hf.selftest import find_fault
 from lookahead.hf.support import reason_for_call, reason_for_model
 from lookahead.hf.target import HFTarget
 from lookahead.learnt import Learnt
 from lookahead.machine import machine_name
+from lookahead.noise import Draws
 from lookahead.sequence import Sequence, TokenBuffer
 from lookahead.session import Session
 from lookahead.stats import DecodeStats
@@ -161,6 +163,7 @@ def decode(
         exit_fault(call.model, session, split),
     )
     curve = _curve(call.model, learnt)
+    draws = _draws(call)
     sequences = []
     for slot, context in enumerate(contexts):
         drafter = MergedDrafter(
@@ -171,7 +174,7 @@ def decode(
             node_drafters(call.model, config, session, learnt, target, slot, split, curve),
             session.window_chooser,
         )
-        sequences.append(_sequence(call, slot, context, drafter, extras))
+        sequences.append(_sequence(call, slot, context, drafter, draws, extras))
     ready = getattr(call.model, "_optimize_model_for_decode", nullcontext)
     with ready():
         Engine(target, Budget(config, curve), config, stats).run(sequences)
@@ -193,16 +196,21 @@ def _sequence(
     slot: int,
     context: list[int],
     drafter: MergedDrafter,
+    draws: Draws | None,
     extras: Extras,
 ) -> Sequence:
     settings = call.generation_config
     returns = settings.return_dict_in_generate
     scores: list[Tensor] | None = [] if returns and settings.output_scores else None
     logits: list[Tensor] | None = [] if returns and settings.output_logits else None
+    processors = call.logits_processor
+    if call.batch > 1:
+        processors = of_row(processors, slot)
     chooser = NodeChooser(
-        call.logits_processor if len(call.logits_processor) else None,
+        processors if len(processors) else None,
         sample=settings.do_sample,
-        temperature=settings.temperature or 1.0,
+        draws=draws,
+        row=slot,
         scores=scores,
         logits=logits,
     )
@@ -224,6 +232,14 @@ def _sequence(
         scores=scores,
         logits=logits,
     )
+
+
+def _draws(call: Prepared) -> Draws | None:
+    """Return the draws of a call; None where there are none, or they cannot be foretold."""
+    settings, device = call.generation_config, call.input_ids.device
+    if not settings.do_sample or not Draws.are_known(device):
+        return None
+    return Draws(device, call.batch, settings.temperature or 1.0)
 
 
 def _emitter(streamer: Any) -> Callable[[int], None] | None:

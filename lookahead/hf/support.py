@@ -9,46 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from transformers import generation
 from transformers.generation.configuration_utils import GenerationMode
 
 from lookahead.hf.masks import SUPPORTED
+from lookahead.hf.rules import reason_for_rules
+from lookahead.noise import Draws
 
 __all__ = ["reason_for_call", "reason_for_model"]
 
 #: Ropes whose angles depend on how long the text is, so that a row of a tree is not what one
 #: step would compute.
 LENGTH_DEPENDENT_ROPES = ("dynamic", "longrope")
-
-#: Processors and criteria that look at one row of a batch at a time and keep nothing in between.
-#: Anything else could tell a batch decoded row by row from one decoded in step.
-ROW_WISE = tuple(
-    getattr(generation, name)
-    for name in (
-        "TemperatureLogitsWarper",
-        "TopKLogitsWarper",
-        "TopPLogitsWarper",
-        "MinPLogitsWarper",
-        "TypicalLogitsWarper",
-        "EpsilonLogitsWarper",
-        "EtaLogitsWarper",
-        "RepetitionPenaltyLogitsProcessor",
-        "NoRepeatNGramLogitsProcessor",
-        "NoBadWordsLogitsProcessor",
-        "SuppressTokensLogitsProcessor",
-        "SuppressTokensAtBeginLogitsProcessor",
-        "MinLengthLogitsProcessor",
-        "MinNewTokensLengthLogitsProcessor",
-        "ForcedBOSTokenLogitsProcessor",
-        "ForcedEOSTokenLogitsProcessor",
-        "SequenceBiasLogitsProcessor",
-        "InfNanRemoveLogitsProcessor",
-        "MaxLengthCriteria",
-        "MaxTimeCriteria",
-        "EosTokenCriteria",
-    )
-    if hasattr(generation, name)
-)
 
 
 def reason_for_model(model: Any) -> str | None:
@@ -114,23 +85,20 @@ def reason_for_call(
     if model_kwargs.get("mm_encoder_outputs") is not None:
         return "prompts with images or sound are not supported yet"
     if batch > 1:
-        return _reason_for_batch(generation_config, model_kwargs, rules)
+        return _reason_for_batch(generation_config, model_kwargs, rules, positions.device)
     return None
 
 
 def _reason_for_batch(
-    generation_config: Any, model_kwargs: dict[str, Any], rules: Iterable[Any]
+    generation_config: Any, model_kwargs: dict[str, Any], rules: Iterable[Any], device: Any
 ) -> str | None:
-    if generation_config.do_sample:
-        return "sampling in a batch is not supported yet"
+    if generation_config.do_sample and not Draws.are_known(device):
+        return f"the order of a batch's draws on {device.type} is not known"
     if generation_config.return_dict_in_generate:
         return "return_dict_in_generate in a batch is not supported yet"
     if getattr(model_kwargs.get("cache"), "_is_user_defined", False):
         return "a cache passed in with a batch is not supported yet"
-    for rule in rules:
-        if type(rule) not in ROW_WISE:
-            return f"{type(rule).__name__} in a batch may look at several rows at once"
-    return None
+    return reason_for_rules(rules)
 
 
 def _length_dependent_rope(config: Any) -> str | None:

@@ -62,6 +62,7 @@ class Pool(Protocol):
         recycled: bool = True,
         offers: Sequence[Offer] = (),
         noise: ArrayLike | None = None,
+        chain: bool = False,
     ) -> Proposal:
         """Grow a draft tree behind the last token; changes nothing."""
         ...

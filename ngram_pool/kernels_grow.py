@@ -43,6 +43,7 @@ from ngram_pool.layout import (
     LENGTH,
     LINK,
     MAX_CHAIN,
+    NONE,
     ROOT,
     Float32Array,
     Int32Array,
@@ -91,6 +92,16 @@ def _pop(heap: Int64Array, probs: NDArray[np.float64], size: int) -> int:
         place = below
     heap[place] = moved
     return int(best)
+
+
+@helper
+def _best(probs: NDArray[np.float64], start: int, end: int) -> int:
+    """Return the best of some candidates, or NONE."""
+    best = NONE
+    for candidate in range(start, end):
+        if best == NONE or _before(probs, candidate, best):
+            best = candidate
+    return best
 
 
 @helper
@@ -207,6 +218,7 @@ def _grow(
     max_nodes: int,
     max_depth: int,
     min_probability: float,
+    is_chain: bool,
 ) -> int:
     """Take the best candidate until a limit is met; return the number of nodes, root included."""
     cells = growth.cells
@@ -220,9 +232,15 @@ def _grow(
             num_candidates = _expand(
                 sources, growth, node, before, previous, min_probability, asked
             )
-            for candidate in range(asked, num_candidates):
-                _push(growth.heap, growth.probs, num_waiting, candidate)
-                num_waiting += 1
+            if is_chain:
+                best = _best(growth.probs, asked, num_candidates)
+                if best != NONE:
+                    _push(growth.heap, growth.probs, num_waiting, best)
+                    num_waiting += 1
+            else:
+                for candidate in range(asked, num_candidates):
+                    _push(growth.heap, growth.probs, num_waiting, candidate)
+                    num_waiting += 1
         if num_nodes > max_nodes or num_waiting == 0:
             return num_nodes
         candidate = _pop(growth.heap, growth.probs, num_waiting)

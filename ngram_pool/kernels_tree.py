@@ -155,7 +155,7 @@ def _write_out(
     f"{INT64}, {INT32_2D}, {INT32_2D}, {FLOAT32_2D}, {INT32}, "
     f"{FLOAT32_2D}, {FLOAT32}, "
     f"{INT64}, {INT64}, {FLOAT32}, {INT64}, {INT64}, "
-    f"b1, b1, i8, i8, i8, i8, i8, f8, {FLOAT32}, f8, "
+    f"b1, b1, i8, i8, i8, i8, i8, f8, b1, {FLOAT32}, f8, "
     f"{FLOAT32_2D}, {INT64_2D}, {FLOAT32}, {FLOAT32}, {INT32}, u2[::1])"
 )
 def _propose(  # arrays one by one: numba takes them several times faster than inside a tuple
@@ -183,6 +183,7 @@ def _propose(  # arrays one by one: numba takes them several times faster than i
     max_nodes: int,
     max_depth: int,
     min_probability: float,
+    is_chain: bool,
     costs: Float32Array,
     trust: float,
     noise: Float32Array,
@@ -205,7 +206,9 @@ def _propose(  # arrays one by one: numba takes them several times faster than i
     )
     growth = _work_space(max_nodes, offers)
     _set_root(growth, offers, token)
-    num_nodes = _grow(sources, growth, before, previous, max_nodes, max_depth, min_probability)
+    num_nodes = _grow(
+        sources, growth, before, previous, max_nodes, max_depth, min_probability, is_chain
+    )
     num_nodes = _cut(growth, num_nodes, costs, trust)
     order = _depth_first(growth, num_nodes)
     _write_out(growth, order, out, out_probs, out_lifts, out_buckets, out_sources)

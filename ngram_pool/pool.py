@@ -167,6 +167,7 @@ class NgramPool:
         recycled: bool = True,
         offers: Sequence[Offer] = (),
         noise: ArrayLike | None = None,
+        chain: bool = False,
     ) -> Proposal:
         """Grow a draft tree behind the last token; changes nothing.
 
@@ -190,6 +191,8 @@ class NgramPool:
         noise : array, float32, [depths, tokens], optional
             Where tokens are drawn: what their probabilities will be divided by at each of the next
             draws, the largest quotient winning. Tokens beyond it, and depths, count as unknown.
+        chain : bool
+            Grow one branch only: behind each node the best continuation, and no other.
 
         Returns
         -------
@@ -229,6 +232,7 @@ class NgramPool:
             max_nodes,
             max_depth,
             min_probability,
+            chain,
             limits.costs,
             limits.trust,
             limits.noise,

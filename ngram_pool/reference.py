@@ -112,6 +112,7 @@ class DictPool:
         recycled: bool = True,
         offers: Sequence[Offer] = (),
         noise: ArrayLike | None = None,
+        chain: bool = False,
     ) -> Proposal:
         """Grow a draft tree behind the last token; see ``NgramPool.propose``."""
         limits = check_limits(max_nodes, max_depth, min_probability, costs, trust, noise)
@@ -124,7 +125,7 @@ class DictPool:
             self.calibration,
         )
         earlier = [None, None, *text[-3:-1]][-2:]
-        return grower.grow(earlier, text[-1] if text else 0, limits)
+        return grower.grow(earlier, text[-1] if text else 0, limits, chain=chain)
 
     def learn(self, proposal: Proposal, path: Sequence[int], chosen: Sequence[int]) -> None:
         """Tell the calibration what was accepted; see ``NgramPool.learn``."""

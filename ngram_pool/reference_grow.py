@@ -87,7 +87,9 @@ class Grower:
         self.children = {offer.source: _children(offer) for offer in self.offers}
         self.calibration = calibration
 
-    def grow(self, earlier: Sequence[int | None], token: int, limits: Limits) -> Proposal:
+    def grow(
+        self, earlier: Sequence[int | None], token: int, limits: Limits, *, chain: bool = False
+    ) -> Proposal:
         """Take the best candidate until a limit is met; then cut and order.
 
         `earlier` are the two tokens before the last one.
@@ -103,10 +105,16 @@ class Grower:
         node = root
         while True:
             if len(taken) <= limits.max_nodes and node.depth < limits.max_depth:
-                for candidate in self._ask(node):
-                    if candidate.probability >= limits.min_probability:
-                        heapq.heappush(waiting, (-candidate.probability, order, candidate))
-                        order += 1
+                found = [
+                    candidate
+                    for candidate in self._ask(node)
+                    if candidate.probability >= limits.min_probability
+                ]
+                if chain and found:
+                    found = [max(found, key=lambda candidate: candidate.probability)]
+                for candidate in found:
+                    heapq.heappush(waiting, (-candidate.probability, order, candidate))
+                    order += 1
             if len(taken) > limits.max_nodes or not waiting:
                 break
             node = heapq.heappop(waiting)[2]

@@ -68,6 +68,7 @@ OPERATION = st.one_of(
                 "recycled": st.booleans(),
                 "offers": offers(),
                 "noise": st.none() | noises(),
+                "chain": st.booleans(),
                 "costs": st.sampled_from(
                     [None, np.linspace(1, 4, 21, dtype=np.float32), np.ones(21, np.float32)]
                 ),
@@ -130,6 +131,7 @@ def test_long_runs_give_the_same_answers(alphabet, bound):
             pool.recycle(*batch)
         proposal = fast.propose(40)
         assert_same_proposal(proposal, slow.propose(40))
+        assert_same_proposal(fast.propose(40, chain=True), slow.propose(40, chain=True))
         first = np.flatnonzero(proposal.parents[1:] == 0)[:1] + 1
         path = [0, *first.tolist()]
         chosen = [*proposal.tokens[first].tolist(), 0]

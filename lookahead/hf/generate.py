@@ -33,6 +33,7 @@ from lookahead.hf.cache import SlotCache
 from lookahead.hf.compat import cache_argument, vocab_size
 from lookahead.hf.drafting import exit_fault, layer_split, node_drafters
 from lookahead.hf.fingerprint import identify, weights_key
+from lookahead.hf.kinds import room_of
 from lookahead.hf.masks import install
 from lookahead.hf.selftest import find_fault
 from lookahead.hf.support import reason_for_call, reason_for_model
@@ -98,6 +99,7 @@ def prepare(call: Prepared, config: Config, session: Session, extras: Extras) ->
     )
     if reason is None and extras.streamer is not None and call.batch > 1:
         reason = "a streamer of a batch gets all rows in step"
+    reason = reason or _reason_for_cache(call, cache)
     if reason is not None:
         raise UnsupportedError(reason)
     install()
@@ -278,6 +280,20 @@ def _slot_limit(call: Prepared, config: Config) -> int | None:
     prompt = int(call.model_kwargs["position_ids"].shape[-1])
     rows = config.draft_budget + most_window_rows(config.window)
     return int(bound - call.input_ids.shape[1] + prompt + rows)
+
+
+def _reason_for_cache(call: Prepared, cache: Any) -> str | None:
+    """Say what about the cache of this call lets it run plain, or None."""
+    room = room_of(cache)
+    if room is None:
+        return None
+    if call.model._valid_auto_compile_criteria(call.model_kwargs, call.generation_config):
+        return "generate compiles single-token passes for this cache here"
+    bound = call.stopping_criteria.max_length
+    prompt = int(call.model_kwargs["position_ids"].shape[-1])
+    if bound is None or bound - call.input_ids.shape[1] + prompt - 1 > room:
+        return "the static cache may be too small for the whole answer"
+    return None
 
 
 def _verdict(model: Any, session: Session) -> str | None:

@@ -81,6 +81,16 @@ class NodeChooser:
         """Return the target's token after ``node``; ``ids``, int64, [1, tokens], came before."""
         if self._greedy is not None:
             return self._greedy[node]
+        scores = self.scores_at(node, ids)
+        if self._sample:
+            if self._noise is None:
+                self._noise = NoiseAhead(scores.device, self._temperature)
+            chosen = torch.multinomial(torch.softmax(scores, dim=-1), num_samples=1)
+            return int(chosen[0, 0])
+        return int(scores.argmax(dim=-1)[0])
+
+    def scores_at(self, node: int, ids: Tensor) -> Tensor:
+        """Return the scores after ``node``, float32, [1, vocab], and keep what is to be kept."""
         assert self._rows is not None
         # Processors may write into what they are given: they get a copy, float32 as in `generate`.
         raw = self._rows[node : node + 1].to(dtype=torch.float32, device=ids.device, copy=True)
@@ -89,9 +99,4 @@ class NodeChooser:
         scores = self._process(ids, raw) if self._process is not None else raw
         if self._scores is not None:
             self._scores.append(scores)
-        if self._sample:
-            if self._noise is None:
-                self._noise = NoiseAhead(scores.device, self._temperature)
-            chosen = torch.multinomial(torch.softmax(scores, dim=-1), num_samples=1)
-            return int(chosen[0, 0])
-        return int(scores.argmax(dim=-1)[0])
+        return scores

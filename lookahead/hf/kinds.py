@@ -30,6 +30,7 @@ __all__ = ["LayerForm", "form_of", "held_rows", "layers_of", "room_of", "write_b
 CACHES = (DynamicCache, StaticCache)
 LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer)
 
+
 @dataclass(frozen=True)
 class LayerForm:
     """How many rows a layer of a given cache holds and shows.

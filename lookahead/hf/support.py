@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from transformers import generation
+from transformers import StaticCache, generation
 from transformers.generation.configuration_utils import GenerationMode
 
 from lookahead.hf.masks import SUPPORTED
+from lookahead.hf.outputs import wanted_outputs
 
 __all__ = ["reason_for_call", "reason_for_model"]
 
@@ -43,9 +44,16 @@ ROW_WISE = tuple(
         "ForcedEOSTokenLogitsProcessor",
         "SequenceBiasLogitsProcessor",
         "InfNanRemoveLogitsProcessor",
+        "TopHLogitsWarper",
+        "LogitNormalization",
+        "ExponentialDecayLengthPenalty",
+        "WatermarkLogitsProcessor",
+        "EncoderRepetitionPenaltyLogitsProcessor",
+        "EncoderNoRepeatNGramLogitsProcessor",
         "MaxLengthCriteria",
         "MaxTimeCriteria",
         "EosTokenCriteria",
+        "StopStringCriteria",
     )
     if hasattr(generation, name)
 )
@@ -101,9 +109,8 @@ def reason_for_call(
     mode = generation_config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         return f"{mode.value.replace('_', ' ')} is not greedy search or sampling"
-    for name in ("output_attentions", "output_hidden_states"):
-        if getattr(generation_config, name, None):
-            return f"{name}=True asks for the tensors of single-token passes"
+    if model_kwargs.get("attention_mask") is not None and _padding_shows(generation_config, cache):
+        return "what is computed for padding depends on the size of the cache"
     if cache is None or model_kwargs.get("use_cache") is False:
         return "it was called with use_cache=False, and a tree needs a cache"
     positions = model_kwargs.get("position_ids")
@@ -114,23 +121,26 @@ def reason_for_call(
     if model_kwargs.get("mm_encoder_outputs") is not None:
         return "prompts with images or sound are not supported yet"
     if batch > 1:
-        return _reason_for_batch(generation_config, model_kwargs, rules)
+        return _reason_for_batch(generation_config, list(rules))
     return None
 
 
-def _reason_for_batch(
-    generation_config: Any, model_kwargs: dict[str, Any], rules: Iterable[Any]
-) -> str | None:
+def _reason_for_batch(generation_config: Any, rules: list[Any]) -> str | None:
     if generation_config.do_sample:
         return "sampling in a batch is not supported yet"
-    if generation_config.return_dict_in_generate:
-        return "return_dict_in_generate in a batch is not supported yet"
-    if getattr(model_kwargs.get("cache"), "_is_user_defined", False):
-        return "a cache passed in with a batch is not supported yet"
+    has_end = any(hasattr(rule, "eos_token_id") for rule in rules)
     for rule in rules:
         if type(rule) not in ROW_WISE:
             return f"{type(rule).__name__} in a batch may look at several rows at once"
+        if isinstance(rule, generation.StopStringCriteria) and not has_end:
+            return "without an end token, rows of a batch go on behind their stop strings"
     return None
+
+
+def _padding_shows(generation_config: Any, cache: Any) -> bool:
+    """Say whether rows are returned that see nothing, and so see all slots of the cache alike."""
+    in_parts = generation_config.prefill_chunk_size is not None
+    return (in_parts or isinstance(cache, StaticCache)) and bool(wanted_outputs(generation_config))
 
 
 def _length_dependent_rope(config: Any) -> str | None:

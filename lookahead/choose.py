@@ -90,6 +90,13 @@ class NodeChooser:
         """Return the target's token after ``node``; ``ids``, int64, [1, tokens], came before."""
         if self._greedy is not None:
             return self._greedy[node]
+        scores = self.scores_at(node, ids)
+        if self._sample:
+            return self._draw(torch.softmax(scores, dim=-1))
+        return int(scores.argmax(dim=-1)[0])
+
+    def scores_at(self, node: int, ids: Tensor) -> Tensor:
+        """Return the scores after ``node``, float32, [1, vocab], and keep what is to be kept."""
         assert self._rows is not None
         # Processors may write into what they are given: they get a copy, float32 as in `generate`.
         raw = self._rows[node : node + 1].to(dtype=torch.float32, device=ids.device, copy=True)
@@ -98,9 +105,7 @@ class NodeChooser:
         scores = self._process(ids, raw) if self._process is not None else raw
         if self._scores is not None:
             self._scores.append(scores)
-        if self._sample:
-            return self._draw(torch.softmax(scores, dim=-1))
-        return int(scores.argmax(dim=-1)[0])
+        return scores
 
     def _draw(self, chances: Tensor) -> int:
         """Draw as ``torch.multinomial`` does; ``chances``, float32, [1, vocab], may add up to 1."""

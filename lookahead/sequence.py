@@ -73,6 +73,9 @@ class Chooser(Protocol):
     def choose(self, node: int, ids: Tensor) -> int:
         """Return the token after ``node``; ``ids``, int64, [1, tokens], is what came before it."""
 
+    def scores_at(self, node: int, ids: Tensor) -> Tensor:
+        """Return the scores after ``node`` without choosing, float32, [1, vocab]."""
+
     def noise(self, draws: int) -> NDArray[np.float32] | None:
         """Return what the next draws will be made with, float32, [draws, vocab].
 

@@ -12,16 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import (
-    Cache,
-    CacheLayerMixin,
-    DynamicCache,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-)
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 
-from lookahead.errors import UnsupportedError
 from lookahead.hf.compat import count_or_length
+from lookahead.hf.kinds import LayerForm, form_of, held_rows, layers_of, write_back
 
 __all__ = ["EarlyPath", "SlotCache"]
 
@@ -60,21 +54,23 @@ class SlotLayer(CacheLayerMixin):
     Parameters
     ----------
     lengths : _Lengths
-    window : int or None
-        Sliding window of the layer, in tokens.
+    form : LayerForm
+        What the layer that it stands for keeps, sliding window included.
     """
 
     is_compileable = False
     is_croppable = False
 
-    def __init__(self, lengths: _Lengths, window: int | None = None) -> None:
+    def __init__(self, lengths: _Lengths, form: LayerForm | None = None) -> None:
         super().__init__()
         self._lengths = lengths
-        self.window = window
-        self.is_sliding = window is not None
-        self.sliding_window = window
+        self.form = LayerForm() if form is None else form
+        self.window = self.form.window
+        self.is_sliding = self.window is not None
+        self.sliding_window = self.window
         self.start = 0
         self.filled = 0  # rows of the prompt, while it is being read
+        self.parts: list[int] = []  # rows of the prompt, by the pass that read them
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Take batch, heads, sizes, dtype and device from the first rows."""
@@ -115,6 +111,7 @@ class SlotLayer(CacheLayerMixin):
         if not self._lengths.verifying:
             self._write(slice(None), self.filled, key_states, value_states)
             self.filled = end
+            self.parts.append(num_rows)
         elif len(set(self._lengths.rows)) == 1:
             self._write(slice(None), end - num_rows, key_states, value_states)
         else:
@@ -195,7 +192,7 @@ class SlotCache(Cache):
 
     Parameters
     ----------
-    given : DynamicCache
+    given : DynamicCache or StaticCache
         The cache that the library or the caller prepared. What it holds is copied; it is not
         changed before :meth:`give_back`.
     batch : int
@@ -212,7 +209,7 @@ class SlotCache(Cache):
     def __init__(self, given: Cache, batch: int, limit: int | None = None) -> None:
         self._lengths = _Lengths(batch, limit)
         self._given = given
-        super().__init__(layers=[self._adopt(i, layer) for i, layer in enumerate(_check(given))])
+        super().__init__(layers=[self._adopt(i, layer) for i, layer in enumerate(layers_of(given))])
 
     @property
     def lengths(self) -> list[int]:
@@ -230,15 +227,10 @@ class SlotCache(Cache):
         return windows.pop() if len(windows) == 1 else None
 
     def _adopt(self, index: int, layer: CacheLayerMixin) -> SlotLayer:
-        kind = type(layer)
-        if kind not in (DynamicLayer, DynamicSlidingWindowLayer):
-            raise UnsupportedError(
-                f"layer {index} of the cache is a {kind.__name__}, whose rows cannot be taken "
-                "back; a DynamicCache can be accelerated"
-            )
-        adopted = SlotLayer(self._lengths, getattr(layer, "sliding_window", None))
-        if layer.is_initialized and layer.get_seq_length() > 0:
-            adopted.load(layer.keys, layer.values, layer.get_seq_length())
+        adopted = SlotLayer(self._lengths, form_of(index, layer))
+        held = held_rows(layer)
+        if held is not None:
+            adopted.load(*held)
         return adopted
 
     def update(
@@ -306,19 +298,16 @@ class SlotCache(Cache):
         for index, mine in enumerate(self.layers):
             if len(given.layers) <= index:
                 given.layers.append(DynamicLayer())
-            theirs = given.layers[index]
             if not mine.is_initialized:
                 continue
-            start = mine.start
-            if mine.window is not None:
-                start = max(start, length - mine.window + 1)
-            part = slice(start - mine.start, length - mine.start)
-            if not theirs.is_initialized:
-                theirs.lazy_initialization(mine.keys, mine.values)
-            theirs.keys = mine.keys[:, :, part].clone()
-            theirs.values = mine.values[:, :, part].clone()
-            if mine.window is not None:
-                theirs.cumulative_length = length
+            held = slice(0, length - mine.start)
+            write_back(
+                given.layers[index],
+                mine.keys[:, :, held],
+                mine.values[:, :, held],
+                length,
+                mine.parts,
+            )
             mine.keys = mine.values = None
             mine.is_initialized = False
         return given
@@ -332,14 +321,3 @@ def _move(layers: Sequence[SlotLayer], slot: int, base: int, rows: Sequence[int]
     source = torch.tensor([row - first for row in rows[first:]])
     for layer in layers:
         layer.keep(slot, base + first, source.to(getattr(layer, "device", "cpu")))
-
-
-def _check(given: Cache) -> list[CacheLayerMixin]:
-    if type(given) is not DynamicCache:
-        raise UnsupportedError(
-            f"the cache is a {type(given).__name__}; a DynamicCache can be accelerated"
-        )
-    if getattr(given, "offloading", False):
-        raise UnsupportedError("the cache is offloaded to the CPU between layers")
-    layers: list[CacheLayerMixin] = given.layers
-    return layers

@@ -25,9 +25,14 @@ from ngram_pool.layout import EXIT_OFFER, HEAD_OFFER
 __all__ = ["exit_fault", "layer_split", "node_drafters"]
 
 
-def layer_split(model: Any, config: Config, batch: int, stats: DecodeStats) -> LayerSplit | None:
+def layer_split(
+    model: Any, config: Config, batch: int, stats: DecodeStats, *, whole_passes: bool = False
+) -> LayerSplit | None:
     """Take the decoder apart where early exit is wanted; a note says why where that cannot be."""
     if "exit" not in config.sources or not config.draft_budget:
+        return None
+    if whole_passes:
+        stats.note("early exit is off: hidden states or attentions of all layers are returned")
         return None
     if batch > 1:
         stats.note("early exit is off: it works on one sequence at a time")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationMixin, StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
-from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerateDecoderOnlyOutput
+from transformers.generation.utils import GENERATION_MODES_MAPPING
 
 import ngram_pool
 from lookahead.budget import Budget, CostCurve
@@ -30,10 +30,15 @@ from lookahead.drafters.window_choice import most_window_rows
 from lookahead.engine import Engine
 from lookahead.errors import UnsupportedError
 from lookahead.hf.cache import SlotCache
-from lookahead.hf.compat import cache_argument, vocab_size
+from lookahead.hf.compat import vocab_size
 from lookahead.hf.drafting import exit_fault, layer_split, node_drafters
 from lookahead.hf.fingerprint import identify, weights_key
+from lookahead.hf.in_step import BatchStream, fill_up
+from lookahead.hf.kinds import room_of
 from lookahead.hf.masks import install
+from lookahead.hf.outputs import StepOutputs, layer_types, wanted_outputs
+from lookahead.hf.outputs_check import find_outputs_fault
+from lookahead.hf.results import Prepared, ends_in_time, keeps_cache, result_of
 from lookahead.hf.rules import of_row
 from lookahead.hf.selftest import find_fault
 from lookahead.hf.support import reason_for_call, reason_for_model
@@ -63,28 +68,6 @@ class Extras:
     streamer: Any = None
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A call as the library prepared it for a decoding loop."""
-
-    model: Any
-    input_ids: Tensor
-    logits_processor: Any
-    stopping_criteria: Any
-    generation_config: Any
-    model_kwargs: dict[str, Any]
-
-    @property
-    def batch(self) -> int:
-        """Rows after expansion."""
-        return int(self.input_ids.shape[0])
-
-    @property
-    def cache_name(self) -> str:
-        """The name under which the model's forward takes its cache."""
-        return cache_argument(self.model)
-
-
 def prepare(call: Prepared, config: Config, session: Session, extras: Extras) -> SlotCache:
     """Make the cache for an accelerated run, or refuse it.
 
@@ -98,13 +81,15 @@ def prepare(call: Prepared, config: Config, session: Session, extras: Extras) ->
     reason = reason_for_model(call.model) or reason_for_call(
         call.model, call.generation_config, call.model_kwargs, cache, call.batch, rules
     )
-    if reason is None and extras.streamer is not None and call.batch > 1:
-        reason = "a streamer of a batch gets all rows in step"
+    reason = reason or _reason_for_cache(call, cache) or _reason_for_time(call, cache, extras)
     if reason is not None:
         raise UnsupportedError(reason)
     install()
     slots = SlotCache(cache, call.batch, _slot_limit(call, config))
-    if fault := _verdict(call.model, session):
+    fault = _verdict(call.model, session)
+    if fault is None and (fields := wanted_outputs(call.generation_config)):
+        fault = _outputs_verdict(call.model, session, fields)
+    if fault is not None:
         raise UnsupportedError(fault)
     return slots
 
@@ -150,7 +135,8 @@ def decode(
     learnt = session.learnt(
         config.remember, weights_key(call.model), functools.partial(identify, call.model)
     )
-    split = layer_split(call.model, config, call.batch, stats)
+    outputs = _outputs(call, cache)
+    split = layer_split(call.model, config, call.batch, stats, whole_passes=outputs is not None)
     target = HFTarget(
         call.model,
         call.input_ids,
@@ -161,9 +147,13 @@ def decode(
         call.cache_name,
         split,
         exit_fault(call.model, session, split),
+        outputs,
     )
     curve = _curve(call.model, learnt)
     draws = _draws(call)
+    stream = None
+    if extras.streamer is not None and call.batch > 1:
+        stream = BatchStream(extras.streamer, call.generation_config._pad_token_tensor)
     sequences = []
     for slot, context in enumerate(contexts):
         drafter = MergedDrafter(
@@ -174,10 +164,15 @@ def decode(
             node_drafters(call.model, config, session, learnt, target, slot, split, curve),
             session.window_chooser,
         )
-        sequences.append(_sequence(call, slot, context, drafter, draws, extras))
+        emit = _emitter(extras, stream, slot)
+        sequences.append(_sequence(call, slot, context, drafter, draws, emit))
+    if stream is not None:
+        stream.watch(sequences)
     ready = getattr(call.model, "_optimize_model_for_decode", nullcontext)
     with ready():
         Engine(target, Budget(config, curve), config, stats).run(sequences)
+        if keeps_cache(call, given):
+            fill_up(target, sequences, call.generation_config._pad_token_tensor)
     if extras.streamer is not None:
         extras.streamer.end()
     stats.seconds = time.perf_counter() - start
@@ -188,7 +183,7 @@ def decode(
         rows = 1 + round(stats.nodes_per_pass + stats.window_rows_per_pass)
         stats.break_even = float(curve.relative(rows)[-1])
         stats.is_fixed = config.nodes != "auto"
-    return _result(call, sequences, cache, given, stats)
+    return result_of(call, sequences, cache, given, stats, outputs)
 
 
 def _sequence(
@@ -197,15 +192,13 @@ def _sequence(
     context: list[int],
     drafter: MergedDrafter,
     draws: Draws | None,
-    extras: Extras,
+    emit: Callable[[int], None] | None,
 ) -> Sequence:
     settings = call.generation_config
     returns = settings.return_dict_in_generate
     scores: list[Tensor] | None = [] if returns and settings.output_scores else None
     logits: list[Tensor] | None = [] if returns and settings.output_logits else None
-    processors = call.logits_processor
-    if call.batch > 1:
-        processors = of_row(processors, slot)
+    processors = of_row(call.logits_processor, slot, call.batch)
     chooser = NodeChooser(
         processors if len(processors) else None,
         sample=settings.do_sample,
@@ -228,7 +221,7 @@ def _sequence(
         should_stop=should_stop,
         max_length=_max_length(call),
         max_positions=_max_positions(call),
-        emit=_emitter(extras.streamer),
+        emit=emit,
         scores=scores,
         logits=logits,
     )
@@ -242,12 +235,14 @@ def _draws(call: Prepared) -> Draws | None:
     return Draws(device, call.batch, settings.temperature or 1.0)
 
 
-def _emitter(streamer: Any) -> Callable[[int], None] | None:
-    if streamer is None:
+def _emitter(extras: Extras, stream: BatchStream | None, slot: int) -> Callable[[int], None] | None:
+    if stream is not None:
+        return stream.emitter(slot)
+    if extras.streamer is None:
         return None
 
     def emit(token: int) -> None:
-        streamer.put(torch.tensor([token]))
+        extras.streamer.put(torch.tensor([token]))
 
     return emit
 
@@ -296,6 +291,28 @@ def _slot_limit(call: Prepared, config: Config) -> int | None:
     return int(bound - call.input_ids.shape[1] + prompt + rows)
 
 
+def _reason_for_cache(call: Prepared, cache: Any) -> str | None:
+    """Say what about the cache of this call lets it run plain, or None."""
+    room = room_of(cache)
+    if room is None:
+        return None
+    if call.model._valid_auto_compile_criteria(call.model_kwargs, call.generation_config):
+        return "generate compiles single-token passes for this cache here"
+    bound = call.stopping_criteria.max_length
+    prompt = int(call.model_kwargs["position_ids"].shape[-1])
+    if bound is None or bound - call.input_ids.shape[1] + prompt - 1 > room:
+        return "the static cache may be too small for the whole answer"
+    return None
+
+
+def _reason_for_time(call: Prepared, cache: Any, extras: Extras) -> str | None:
+    """Say why a limit of time lets this call run plain, or None."""
+    shows = extras.streamer is not None or keeps_cache(call, cache)
+    if call.batch > 1 and shows and ends_in_time(call):
+        return "max_time ends all rows of a batch in the same step"
+    return None
+
+
 def _verdict(model: Any, session: Session) -> str | None:
     """Return the self-test's verdict on a model, tested once per attention, dtype and device."""
     text = model.config.get_text_config(decoder=True)
@@ -303,6 +320,22 @@ def _verdict(model: Any, session: Session) -> str | None:
     if key not in session.verdicts:
         session.verdicts[key] = find_fault(model)
     return session.verdicts[key]
+
+
+def _outputs_verdict(model: Any, session: Session, fields: tuple[str, ...]) -> str | None:
+    """Return the verdict on what is cut out of a tree pass, asked once as :func:`_verdict`."""
+    text = model.config.get_text_config(decoder=True)
+    key = ("outputs", fields, text._attn_implementation, model.dtype, str(model.device))
+    if key not in session.verdicts:
+        session.verdicts[key] = find_outputs_fault(model, fields)
+    return session.verdicts[key]
+
+
+def _outputs(call: Prepared, cache: SlotCache) -> StepOutputs | None:
+    fields = wanted_outputs(call.generation_config)
+    if not fields:
+        return None
+    return StepOutputs(fields, cache, call.batch, layer_types(call.model))
 
 
 def _curve(model: Any, learnt: Learnt) -> CostCurve:
@@ -318,39 +351,6 @@ def _curve(model: Any, learnt: Learnt) -> CostCurve:
         f"{torch.get_num_threads()} threads",
     )
     return learnt.curve(key, kind)
-
-
-def _result(
-    call: Prepared, sequences: list[Sequence], cache: SlotCache, given: Any, stats: DecodeStats
-) -> Any:
-    wants_cache = call.generation_config.return_dict_in_generate or getattr(
-        given, "_is_user_defined", False
-    )
-    returned = cache.give_back() if wants_cache else None
-    ids = _join([s.seen.ids for s in sequences], call.generation_config._pad_token_tensor)
-    if not call.generation_config.return_dict_in_generate:
-        return ids
-    one = sequences[0]
-    result = GenerateDecoderOnlyOutput(
-        sequences=ids,
-        scores=None if one.scores is None else tuple(one.scores),
-        logits=None if one.logits is None else tuple(one.logits),
-        **{call.cache_name: returned},
-    )
-    result.lookahead_stats = stats
-    return result
-
-
-def _join(rows: list[Tensor], pad: Tensor | None) -> Tensor:
-    """Stack rows of different lengths, filled up with the padding token as plain does."""
-    longest = max(row.shape[1] for row in rows)
-    if all(row.shape[1] == longest for row in rows):
-        return torch.cat(rows)
-    assert pad is not None  # rows end apart only through an end token, which needs padding
-    joined = rows[0].new_full((len(rows), longest), int(pad))
-    for i, row in enumerate(rows):
-        joined[i, : row.shape[1]] = row[0]
-    return joined
 
 
 def by_name(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ only rules that treat rows apart, and keep nothing from one token to the next, c
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -43,6 +43,8 @@ ROW_WISE = tuple(
         "LogitNormalization",
         "PrefixConstrainedLogitsProcessor",
         "WatermarkLogitsProcessor",
+        "EncoderRepetitionPenaltyLogitsProcessor",
+        "EncoderNoRepeatNGramLogitsProcessor",
         "MaxLengthCriteria",
         "MaxTimeCriteria",
         "EosTokenCriteria",
@@ -52,41 +54,58 @@ ROW_WISE = tuple(
 )
 
 
-def reason_for_rules(rules: Iterable[Any]) -> str | None:
+#: Processors that hold something for every row of a batch, and where.
+BY_ROW = {
+    generation.RepetitionPenaltyLogitsProcessor: "prompt_ignore_length",
+    generation.EncoderRepetitionPenaltyLogitsProcessor: "encoder_input_ids",
+    generation.EncoderNoRepeatNGramLogitsProcessor: "generated_ngrams",
+}
+
+
+def reason_for_rules(rules: Sequence[Any]) -> str | None:
     """Say which rule keeps a batch from being decoded row by row, or return None."""
+    has_end = any(hasattr(rule, "eos_token_id") for rule in rules)
     for rule in rules:
         if type(rule) not in ROW_WISE:
             return f"{type(rule).__name__} in a batch may look at several rows at once"
+        if isinstance(rule, generation.StopStringCriteria) and not has_end:
+            return "without an end token, rows of a batch go on behind their stop strings"
     return None
 
 
-def of_row(processors: Any, row: int) -> Any:
+def of_row(processors: Any, row: int, batch: int) -> Any:
     """Return the processors of a batch as they treat one of its rows.
 
     Parameters
     ----------
     processors : LogitsProcessorList
         Of a batch; :func:`reason_for_rules` has nothing against them.
-    row : int
-        Which one.
+    row, batch : int
+        Which row, and of how many.
 
     Returns
     -------
     LogitsProcessorList
         To be called with ids and scores of this row alone, [1, ...] each.
     """
-    return LogitsProcessorList([_of_row(processor, row) for processor in processors])
+    if batch == 1:
+        return processors
+    return LogitsProcessorList([_of_row(processor, row, batch) for processor in processors])
 
 
-def _of_row(processor: Any, row: int) -> Any:
-    padding = getattr(processor, "prompt_ignore_length", None)
-    if isinstance(padding, Tensor):
-        mine = copy.copy(processor)
-        mine.prompt_ignore_length = padding[row : row + 1]
-        return mine
+def _of_row(processor: Any, row: int, batch: int) -> Any:
     if isinstance(processor, generation.PrefixConstrainedLogitsProcessor):
         allowed = processor._prefix_allowed_tokens_fn
         mine = copy.copy(processor)
         mine._prefix_allowed_tokens_fn = lambda _, ids: allowed(row, ids)
         return mine
-    return processor
+    name = BY_ROW.get(type(processor))
+    rows = None if name is None else getattr(processor, name)
+    if name is None or not isinstance(rows, (Tensor, list)):
+        return processor
+    place = row * len(rows) // batch  # several answers to one prompt stand together
+    mine = copy.copy(processor)
+    setattr(mine, name, rows[place : place + 1])
+    if hasattr(mine, "batch_size"):
+        mine.batch_size = 1
+    return mine

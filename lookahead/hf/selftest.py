@@ -56,7 +56,7 @@ def find_fault(model: Any) -> str | None:
     str or None
         What differs, as half a sentence, or None if all is well.
     """
-    prompt, (root, a, b, c, d) = _tokens(vocab_size(model))
+    prompt, (root, a, b, c, d) = tokens_of(vocab_size(model))
     with torch.no_grad():
         try:
             tree_logits, after = _tree_pass(model, prompt, root, (a, b, c), d)
@@ -90,7 +90,7 @@ def find_exit_fault(model: Any, split: LayerSplit, exit_layer: int) -> str | Non
     """
     if split.reason is not None:
         return split.reason
-    prompt, (root, a, b, c, d) = _tokens(vocab_size(model))
+    prompt, (root, a, b, c, d) = tokens_of(vocab_size(model))
     with torch.no_grad():
         try:
             found = _tree_pass(model, prompt, root, (a, b, c), d, _Peeks(split, exit_layer))
@@ -225,7 +225,7 @@ def _plain(model: Any, ids: list[int]) -> Tensor:
     return logits.float()
 
 
-def _tokens(vocab: int) -> tuple[list[int], list[int]]:
+def tokens_of(vocab: int) -> tuple[list[int], list[int]]:
     """Choose eleven tokens that are spread over the vocabulary and differ where they can."""
     ids = [(3 + 7919 * i) % vocab for i in range(11)]
     return ids[:6], ids[6:]

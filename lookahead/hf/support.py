@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from transformers import StaticCache
 from transformers.generation.configuration_utils import GenerationMode
 
 from lookahead.hf.masks import SUPPORTED
+from lookahead.hf.outputs import wanted_outputs
 from lookahead.hf.rules import reason_for_rules
 from lookahead.noise import Draws
 
@@ -72,9 +74,8 @@ def reason_for_call(
     mode = generation_config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         return f"{mode.value.replace('_', ' ')} is not greedy search or sampling"
-    for name in ("output_attentions", "output_hidden_states"):
-        if getattr(generation_config, name, None):
-            return f"{name}=True asks for the tensors of single-token passes"
+    if model_kwargs.get("attention_mask") is not None and _padding_shows(generation_config, cache):
+        return "what is computed for padding depends on the size of the cache"
     if cache is None or model_kwargs.get("use_cache") is False:
         return "it was called with use_cache=False, and a tree needs a cache"
     positions = model_kwargs.get("position_ids")
@@ -85,20 +86,16 @@ def reason_for_call(
     if model_kwargs.get("mm_encoder_outputs") is not None:
         return "prompts with images or sound are not supported yet"
     if batch > 1:
-        return _reason_for_batch(generation_config, model_kwargs, rules, positions.device)
+        if generation_config.do_sample and not Draws.are_known(positions.device):
+            return f"the order of a batch's draws on {positions.device.type} is not known"
+        return reason_for_rules(list(rules))
     return None
 
 
-def _reason_for_batch(
-    generation_config: Any, model_kwargs: dict[str, Any], rules: Iterable[Any], device: Any
-) -> str | None:
-    if generation_config.do_sample and not Draws.are_known(device):
-        return f"the order of a batch's draws on {device.type} is not known"
-    if generation_config.return_dict_in_generate:
-        return "return_dict_in_generate in a batch is not supported yet"
-    if getattr(model_kwargs.get("cache"), "_is_user_defined", False):
-        return "a cache passed in with a batch is not supported yet"
-    return reason_for_rules(rules)
+def _padding_shows(generation_config: Any, cache: Any) -> bool:
+    """Say whether rows are returned that see nothing, and so see all slots of the cache alike."""
+    in_parts = generation_config.prefill_chunk_size is not None
+    return (in_parts or isinstance(cache, StaticCache)) and bool(wanted_outputs(generation_config))
 
 
 def _length_dependent_rope(config: Any) -> str | None:

@@ -16,6 +16,7 @@ from lookahead.hf.cache import EarlyPath, SlotCache
 from lookahead.hf.early import Corner, EarlyRows
 from lookahead.hf.masks import Visibility, tree_attention
 from lookahead.hf.observe import last_hidden_state, output_input
+from lookahead.hf.outputs import StepOutputs
 from lookahead.hf.split import LayerSplit
 from lookahead.outcome import PassRows, PromptRows
 from lookahead.rows import Rows, rows_of
@@ -48,6 +49,8 @@ class HFTarget:
         The model's layers, for :meth:`peek` and :meth:`watch`.
     exit_fault : callable or None
         Asked with an exit layer before it is used; see :func:`~lookahead.hf.selftest.exit_verdict`.
+    outputs : StepOutputs or None
+        Collects hidden states and attentions of what is kept, where the caller wants them.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class HFTarget:
         cache_name: str,
         split: LayerSplit | None = None,
         exit_fault: Callable[[int], str | None] | None = None,
+        outputs: StepOutputs | None = None,
     ) -> None:
         self._model = model
         self._input_ids = input_ids
@@ -75,6 +79,7 @@ class HFTarget:
         self._prompt_slots = 0
         self._split = split
         self._exit_fault = exit_fault
+        self._outputs = outputs
         self._watched: tuple[int, ...] = ()
         self._left: dict[tuple[int, int], Tensor] = {}  # by slot and layer, of the last pass
         self._prompt_left: dict[int, Tensor] = {}  # [batch, positions, width], by layer
@@ -89,6 +94,8 @@ class HFTarget:
                 self._input_ids, self._generation_config, self._kwargs, is_first_iteration=True
             )
         self._cache.prompt_read()
+        if self._outputs is not None:
+            self._outputs.take_prompt(outputs)
         self._prompt_slots = self._cache.lengths[0]
         self._hidden = seen.matching_hidden()
         self._prompt_left = left
@@ -247,6 +254,8 @@ class HFTarget:
         if self._early is not None:
             early = EarlyPath(self._early.exit_layer, [self._early_rows[node] for node in path])
             self._early = None
+        if self._outputs is not None:
+            self._outputs.keep(slot, path)
         self._cache.keep(slot, path, early)
 
     def _run_first(
@@ -291,7 +300,10 @@ class HFTarget:
         read = _rows_read(there)
         with output_input(self._model, read if len(read) < num_rows else None) as seen:
             # In 32 bits an argmax is four times faster than in 16, and no less exact.
-            logits: Tensor = self._run(tokens, corners).logits.float()
+            outputs = self._run(tokens, corners)
+            logits: Tensor = outputs.logits.float()
+        if self._outputs is not None:
+            self._outputs.take_pass(outputs)
         hidden = seen.of_rows(num_rows)
         if logits.shape[1] == num_rows:  # the output layer was not ours to narrow
             read = list(range(num_rows))

@@ -1,0 +1,119 @@
+"""Whether hidden states and attentions cut out of a tree pass are those of single-token passes.
+
+Asked of the model itself, like the self-test of its logits, before the first call that returns
+them: a model may give them in a form of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from lookahead.hf.cache import SlotCache
+from lookahead.hf.compat import cache_argument, vocab_size
+from lookahead.hf.outputs import OUTPUTS, StepOutputs, layer_types
+from lookahead.hf.selftest import EXACT, tokens_of
+from lookahead.hf.target import HFTarget
+from lookahead.tree import DraftTree
+
+__all__ = ["find_outputs_fault"]
+
+
+def find_outputs_fault(model: Any, fields: Sequence[str]) -> str | None:
+    """Compare what a tree pass gives for two tokens with two single-token passes.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        Has passed the self-test of its logits. Not changed.
+    fields : sequence of str
+        Of "hidden_states" and "attentions".
+
+    Returns
+    -------
+    str or None
+        What differs, as half a sentence, or None if all is well.
+    """
+    prompt, (root, a, b, c, _) = tokens_of(vocab_size(model))
+    wanted = {setting: True for setting, field in OUTPUTS.items() if field in fields}
+    with torch.no_grad():
+        try:
+            found = _of_a_tree(model, prompt, [root, a, b, c], fields, wanted)
+        except Exception as error:  # noqa: BLE001 - a model may give them in any form
+            return f"rows of its {' and '.join(fields)} cannot be told: {type(error).__name__}"
+        right = _of_single_tokens(model, prompt, [root, c], fields, wanted)
+    for field in fields:
+        if not _same(found[field], right[field], model.dtype == torch.float32):
+            return f"{field} of a tree pass differ from those of single-token passes"
+    return None
+
+
+def _of_a_tree(
+    model: Any, prompt: list[int], tokens: list[int], fields: Sequence[str], wanted: dict[str, bool]
+) -> dict[str, Any]:
+    """Return the fields for the prompt, the root, and the last node, a child of the root."""
+    ids = torch.tensor([prompt], device=model.device)
+    cache = SlotCache(DynamicCache(config=model.config), 1)
+    name = cache_argument(model)
+    kwargs: dict[str, Any] = {
+        name: cache,
+        "position_ids": torch.arange(len(prompt), device=model.device)[None],
+        "attention_mask": None,
+        "use_cache": True,
+        **wanted,
+    }
+    settings = SimpleNamespace(prefill_chunk_size=None, _mask_length=len(prompt))
+    outputs = StepOutputs(fields, cache, 1, layer_types(model))
+    target = HFTarget(model, ids, [prompt], settings, kwargs, cache, name, outputs=outputs)
+    target.prefill()
+    target.verify([0], [DraftTree.from_parents(tokens, [0, 0, 1, 0])])
+    target.keep(0, [0, 3])
+    return outputs.joined()
+
+
+def _of_single_tokens(
+    model: Any, prompt: list[int], tokens: list[int], fields: Sequence[str], wanted: dict[str, bool]
+) -> dict[str, Any]:
+    """Return the same by plain passes, one token at a time behind the prompt."""
+    cache = DynamicCache(config=model.config)
+    found: dict[str, list[Any]] = {field: [] for field in fields}
+    length = 0
+    for part in (prompt, *([token] for token in tokens)):
+        ids = torch.tensor([part], device=model.device)
+        positions = torch.arange(length, length + len(part), device=model.device)[None]
+        length += len(part)
+        given = {cache_argument(model): cache, "position_ids": positions, **wanted}
+        outputs = model(input_ids=ids, use_cache=True, return_dict=True, **given)
+        for field in fields:
+            found[field].append(outputs.get(field))
+    return found
+
+
+def _same(found: Sequence[Any], right: Sequence[Any], exact: bool) -> bool:
+    """Compare tuples of tuples of tensors: shapes always, values where they must be equal."""
+    for mine, theirs in zip(found, right, strict=True):
+        if mine is None or theirs is None:
+            if mine is not theirs:
+                return False
+            continue
+        if len(mine) != len(theirs):
+            return False
+        if not all(_close(one, other, exact) for one, other in zip(mine, theirs, strict=True)):
+            return False
+    return True
+
+
+def _close(one: Tensor | None, other: Tensor | None, exact: bool) -> bool:
+    if one is None or other is None:
+        return one is other
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if not exact:  # in 16 bits rounding moves them by more than can be told from a fault
+        return True
+    spread = max(float(other.float().std()), 1e-6) if other.numel() > 1 else 1.0
+    return bool((one - other).abs().max() <= EXACT * spread)

@@ -1,0 +1,131 @@
+"""A prepared call, and the result that the library's own loop returns for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import MaxTimeCriteria
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from lookahead.hf.cache import SlotCache
+from lookahead.hf.compat import cache_argument
+from lookahead.hf.outputs import StepOutputs
+from lookahead.sequence import Sequence
+from lookahead.stats import DecodeStats
+
+__all__ = ["Prepared", "ends_in_time", "keeps_cache", "result_of"]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A call as the library prepared it for a decoding loop."""
+
+    model: Any
+    input_ids: Tensor
+    logits_processor: Any
+    stopping_criteria: Any
+    generation_config: Any
+    model_kwargs: dict[str, Any]
+
+    @property
+    def batch(self) -> int:
+        """Rows after expansion."""
+        return int(self.input_ids.shape[0])
+
+    @property
+    def cache_name(self) -> str:
+        """The name under which the model's forward takes its cache."""
+        return cache_argument(self.model)
+
+
+def keeps_cache(call: Prepared, given: Any) -> bool:
+    """Say whether the cache outlives the call."""
+    returned = call.generation_config.return_dict_in_generate
+    return bool(returned or getattr(given, "_is_user_defined", False))
+
+
+def ends_in_time(call: Prepared) -> bool:
+    """Say whether a limit of time may end the call."""
+    return any(isinstance(rule, MaxTimeCriteria) for rule in call.stopping_criteria)
+
+
+def result_of(
+    call: Prepared,
+    sequences: list[Sequence],
+    cache: SlotCache,
+    given: Any,
+    stats: DecodeStats,
+    outputs: StepOutputs | None,
+) -> Any:
+    """Return what the library's own loop returns.
+
+    Parameters
+    ----------
+    call : Prepared
+        What was asked for.
+    sequences : list of Sequence
+        Finished; as long as one another where the cache outlives the call.
+    cache : SlotCache
+        Handed back in ``given`` if it outlives the call, and of no use from then on.
+    given : Cache
+        What the library or the caller prepared.
+    stats : DecodeStats
+        Becomes an attribute of a dictionary-like result.
+    outputs : StepOutputs or None
+        Hidden states and attentions, where they are wanted.
+
+    Returns
+    -------
+    Tensor, int64, [batch, tokens], or GenerateDecoderOnlyOutput
+    """
+    returned = cache.give_back() if keeps_cache(call, given) else None
+    rows = [s.seen.ids for s in sequences]
+    if len(rows) > 1 and ends_in_time(call):
+        rows = _until_the_same_step(rows, call.generation_config._eos_token_tensor)
+    ids = _join(rows, call.generation_config._pad_token_tensor)
+    if not call.generation_config.return_dict_in_generate:
+        return ids
+    result = GenerateDecoderOnlyOutput(
+        sequences=ids,
+        scores=_stack([s.scores for s in sequences]),
+        logits=_stack([s.logits for s in sequences]),
+        **({} if outputs is None else outputs.joined()),
+        **{call.cache_name: returned},
+    )
+    result.lookahead_stats = stats
+    return result
+
+
+def _stack(rows: list[list[Tensor] | None]) -> tuple[Tensor, ...] | None:
+    """Join what every row has for each token, [1, vocab], to [batch, vocab]."""
+    lists = [row for row in rows if row is not None]
+    if not lists:
+        return None
+    if len(lists) == 1:
+        return tuple(lists[0])
+    return tuple(torch.cat(step) for step in zip(*lists, strict=True))
+
+
+def _until_the_same_step(rows: list[Tensor], ends: Tensor | None) -> list[Tensor]:
+    """Cut rows of a batch where the first one ended that no end token had ended.
+
+    A limit of time ends all rows of plain decoding in the same step.
+    """
+    last = set() if ends is None else set(ends.flatten().tolist())
+    lengths = [row.shape[1] for row in rows if int(row[0, -1]) not in last]
+    return [row[:, : min(lengths)] for row in rows] if lengths else rows
+
+
+def _join(rows: list[Tensor], pad: Tensor | None) -> Tensor:
+    """Stack rows of different lengths, filled up with the padding token as plain does."""
+    longest = max(row.shape[1] for row in rows)
+    if all(row.shape[1] == longest for row in rows):
+        return torch.cat(rows)
+    assert pad is not None  # rows end apart only through an end token, which needs padding
+    joined = rows[0].new_full((len(rows), longest), int(pad))
+    for i, row in enumerate(rows):
+        joined[i, : row.shape[1]] = row[0]
+    return joined

@@ -230,12 +230,15 @@ class Plan:
         Share of what probabilities promise that is believed when a tree is cut.
     token_s : float or None
         What one more token of a sequence is worth in seconds; None where time is no matter.
+    is_chain : bool
+        One branch only.
     """
 
     max_nodes: int
     costs: NDArray[np.float32] | None = None
     trust: float = 1.0
     token_s: float | None = None
+    is_chain: bool = False
 
 
 class Budget:
@@ -246,11 +249,14 @@ class Budget:
     config : Config
     curve : CostCurve
         Shared by all calls on one model.
+    is_chain : bool
+        A pass can verify one branch only.
     """
 
-    def __init__(self, config: Config, curve: CostCurve) -> None:
+    def __init__(self, config: Config, curve: CostCurve, *, is_chain: bool = False) -> None:
         self._config = config
         self._curve = curve
+        self._is_chain = is_chain
         self._pace = Pace()
         self._trust = Trust()
         self._drift = 0.0  # log of what passes take now by what the curve expects of them
@@ -263,14 +269,14 @@ class Budget:
         """Return what a step of ``live`` sequences may spend."""
         max_nodes = self._config.draft_budget // live
         if self._config.nodes != "auto":
-            return Plan(max_nodes)
+            return Plan(max_nodes, is_chain=self._is_chain)
         if self._pace.is_resting:
             return Plan(0)
         costs = self.costs(max_nodes, live)
         seconds = self._curve.seconds(live)
         # A plain pass brings one token to each of them.
         token_s = None if seconds is None else float(seconds[-1]) / live
-        return Plan(max_nodes, costs, self._trust.share, token_s)
+        return Plan(max_nodes, costs, self._trust.share, token_s, self._is_chain)
 
     def costs(self, max_nodes: int, live: int) -> NDArray[np.float32]:
         """Return the relative time of a pass with 0 to ``max_nodes`` nodes a sequence."""

@@ -52,6 +52,9 @@ class Target(Protocol):
         :meth:`keep` on. That of a window, written behind the nodes, is never kept.
         """
 
+    def may_draft(self, slot: int) -> bool:
+        """Say whether the next pass can verify guesses of a sequence."""
+
     def keep(self, slot: int, path: Seq[int]) -> None:
         """Keep the K/V of these nodes of the last pass, in this order, and drop the others."""
 
@@ -118,10 +121,14 @@ class Engine:
             0 if window is None or rows.window_tokens is None else len(window)
             for window, rows in zip(windows, seen, strict=True)
         ]
-        most_rows = max(1 + len(tree) + more for tree, more in zip(trees, ran, strict=True))
+        most_rows = max(
+            1 + len(tree) + more + rows.num_again
+            for tree, more, rows in zip(trees, ran, seen, strict=True)
+        )
         self._budget.learn_pass(len(live) * most_rows, seconds)
         stats.passes += 1
         stats.window_rows += sum(ran)
+        stats.rows_again += sum(rows.num_again for rows in seen)
 
         for sequence, tree, seen_rows in zip(live, trees, seen, strict=True):
             # Accept: plain decoding, replayed down the tree.
@@ -152,7 +159,7 @@ class Engine:
         self._budget.learn_step(len(live), emitted, time.perf_counter() - begun)
 
     def _draft(self, sequence: Sequence, plan: Plan) -> DraftTree:
-        depth = self._max_depth(sequence)
+        depth = self._max_depth(sequence) if self._target.may_draft(sequence.slot) else 0
         noise = sequence.chooser.noise(depth) if plan.max_nodes else None
         return sequence.drafter.draft(sequence.context, plan, depth, noise)
 

@@ -24,11 +24,14 @@ class PassRows:
     window_tokens : list of int, or None
         The target's best token after each row of the last level of the window; None where no
         window was run.
+    num_again : int
+        Committed tokens that the pass had to read again.
     """
 
     logits: Tensor
     hidden: Tensor | None = None
     window_tokens: list[int] | None = None
+    num_again: int = 0
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,8 @@ class Session:
         self.applied: list[Applied] = []
         self.warned: set[str] = set()
         self.verdicts: dict[tuple[object, ...], str | None] = {}
+        #: What passes can verify, by what that depends on.
+        self.shapes: dict[tuple[object, ...], object] = {}
         self.last: DecodeStats | None = None
         self._learnt: dict[Hashable, Learnt] = {}  # used last comes last
         self._at_end: dict[Hashable, weakref.finalize[..., Any]] = {}

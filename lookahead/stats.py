@@ -55,6 +55,10 @@ class DecodeStats:
         Nodes verified, over all sequences and passes.
     window_rows : int
         Rows of the lookahead window, over all sequences and passes.
+    rows_again : int
+        Rows of committed tokens that had to be read again, over all sequences and passes.
+    shape : str
+        What a pass can verify: a "tree", or a "chain" of guesses.
     seconds, prefill_s : float
         Wall time of the call and of its prefill.
     by_source : dict of str to SourceStats
@@ -78,6 +82,8 @@ class DecodeStats:
     passes: int = 0
     drafted: int = 0
     window_rows: int = 0
+    rows_again: int = 0
+    shape: str = "tree"
     seconds: float = 0.0
     prefill_s: float = 0.0
     by_source: dict[str, SourceStats] = field(default_factory=dict)

@@ -168,6 +168,7 @@ class MergedDrafter:
             ngrams="ngrams" in self._config.sources,
             recycled=self._recycles,
             noise=noise,
+            chain=plan.is_chain,
         )
         offers = self._offers(context, max_nodes)
         for source in list(self._node_drafters):

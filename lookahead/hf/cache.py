@@ -12,16 +12,19 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
+from transformers.cache_utils import (
+    Cache,
+    DummyLayer,
+    DynamicIndexedLayer,
+    DynamicLayer,
+    LinearAttentionLayer,
+)
 
-from lookahead.hf.compat import count_or_length
-from lookahead.hf.kinds import LayerForm, form_of, held_rows, layers_of, write_back
+from lookahead.hf.kinds import form_of, held_rows, layers_of, write_back
+from lookahead.hf.slot_layers import IndexedSlotLayer, Lengths, SlotLayer
+from lookahead.hf.state_layers import HYBRIDS, SlotStateLayer, StateLayer
 
 __all__ = ["EarlyPath", "SlotCache"]
-
-
-#: Slots that a buffer has beyond what was asked for.
-HEADROOM = 256
 
 
 class EarlyPath(NamedTuple):
@@ -29,162 +32,6 @@ class EarlyPath(NamedTuple):
 
     num_layers: int
     rows: Sequence[int]
-
-
-class _Lengths:
-    """Committed rows of every sequence; one object, read by all layers of a cache."""
-
-    def __init__(self, batch: int, limit: int | None) -> None:
-        self.rows = [0] * batch
-        self.limit = limit
-        self.verifying = False
-        self.behind = 0  # rows of this step that the layers of the pass have already
-
-    @property
-    def longest(self) -> int:
-        return max(self.rows)
-
-
-class SlotLayer(CacheLayerMixin):
-    """K/V of one layer.
-
-    Slot s of a sequence is its s-th cached row, padding included. ``start`` is the first slot
-    still held: a sliding-window layer lets go of what no later row can see.
-
-    Parameters
-    ----------
-    lengths : _Lengths
-    form : LayerForm
-        What the layer that it stands for keeps, sliding window included.
-    """
-
-    is_compileable = False
-    is_croppable = False
-
-    def __init__(self, lengths: _Lengths, form: LayerForm | None = None) -> None:
-        super().__init__()
-        self._lengths = lengths
-        self.form = LayerForm() if form is None else form
-        self.window = self.form.window
-        self.is_sliding = self.window is not None
-        self.sliding_window = self.window
-        self.start = 0
-        self.filled = 0  # rows of the prompt, while it is being read
-        self.parts: list[int] = []  # rows of the prompt, by the pass that read them
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Take batch, heads, sizes, dtype and device from the first rows."""
-        self.device = key_states.device
-        self.keys = key_states.new_zeros((*key_states.shape[:2], 0, key_states.shape[3]))
-        self.values = value_states.new_zeros((*value_states.shape[:2], 0, value_states.shape[3]))
-        self.is_initialized = True
-
-    def load(self, keys: Tensor, values: Tensor, length: int) -> None:
-        """Copy rows in; the last of them is slot ``length - 1``."""
-        self.lazy_initialization(keys, values)
-        self.start = length - keys.shape[-2]
-        self.filled = length
-        self._reserve(length)
-        self.keys[:, :, : keys.shape[-2]] = keys
-        self.values[:, :, : keys.shape[-2]] = values
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Write the rows of a pass behind those of their sequence.
-
-        Parameters
-        ----------
-        key_states, value_states : Tensor, [batch, heads, rows, size]
-            One row a token of the pass.
-
-        Returns
-        -------
-        keys, values : Tensor, [batch, heads, slots, size]
-            Views of everything held, the new rows included.
-        """
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        num_rows = key_states.shape[-2]
-        end = self.get_seq_length() + num_rows
-        self._reserve(end)
-        if not self._lengths.verifying:
-            self._write(slice(None), self.filled, key_states, value_states)
-            self.filled = end
-            self.parts.append(num_rows)
-        elif len(set(self._lengths.rows)) == 1:
-            self._write(slice(None), end - num_rows, key_states, value_states)
-        else:
-            for row, length in enumerate(self._lengths.rows):
-                place = length + self._lengths.behind
-                self._write(slice(row, row + 1), place, key_states[row], value_states[row])
-        held = end - self.start
-        return self.keys[:, :, :held], self.values[:, :, :held]
-
-    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
-        """Return slots that :meth:`update` will return for so many rows, and the first of them."""
-        end = self.get_seq_length() + count_or_length(query_length)
-        return end - self.start, self.start
-
-    def get_seq_length(self, *_: Any) -> int:
-        """Return the rows of the longest sequence, and of the step what is there already."""
-        if not self._lengths.verifying:
-            return self.filled
-        return self._lengths.longest + self._lengths.behind
-
-    def get_max_length(self) -> int:
-        """Return -1, the library's word for a cache without a bound."""
-        return -1
-
-    get_max_cache_shape = get_max_length
-
-    def keep(self, slot: int, base: int, source: Tensor) -> None:
-        """Move rows ``base + source`` of a sequence down to ``base`` and on, in order."""
-        if not self.is_initialized:  # a layer that borrows the K/V of another
-            return
-        low = base - self.start
-        high = low + len(source)
-        for buffer in (self.keys, self.values):
-            buffer[slot, :, low:high] = buffer[slot].index_select(1, source + low)
-
-    def trim(self) -> None:
-        """Let go of slots that no later row of a sliding-window layer can see."""
-        if self.window is None or not self.is_initialized:
-            return
-        needed = min(self._lengths.rows) - self.window + 1
-        # In strides of half a window, so that the copying is O(1) a token.
-        if needed - self.start <= max(64, self.window // 2):
-            return
-        shift = needed - self.start
-        held = self._lengths.longest - needed
-        for buffer in (self.keys, self.values):
-            buffer[:, :, :held] = buffer[:, :, shift : shift + held].clone()
-        self.start = needed
-
-    def _write(self, rows: slice, slot: int, keys: Tensor, values: Tensor) -> None:
-        low = slot - self.start
-        high = low + keys.shape[-2]
-        self.keys[rows, :, low:high] = keys
-        self.values[rows, :, low:high] = values
-
-    def _reserve(self, end: int) -> None:
-        """Make room up to slot ``end``, by doubling up to what the run can need at all.
-
-        The first room is larger than the prompt: growing at the first step would copy all of it.
-        """
-        needed = end - self.start
-        capacity = self.keys.shape[-2]
-        if needed <= capacity:
-            return
-        wanted = max(needed + HEADROOM, 2 * capacity)
-        if self._lengths.limit is not None:
-            wanted = max(needed, min(wanted, self._lengths.limit - self.start))
-        for name in ("keys", "values"):
-            old = getattr(self, name)
-            # Zeros, not garbage: a masked slot still enters a product, and 0 times NaN is NaN.
-            new = old.new_zeros((*old.shape[:2], wanted, old.shape[3]))
-            new[:, :, :capacity] = old
-            setattr(self, name, new)
 
 
 class SlotCache(Cache):
@@ -207,7 +54,7 @@ class SlotCache(Cache):
     """
 
     def __init__(self, given: Cache, batch: int, limit: int | None = None) -> None:
-        self._lengths = _Lengths(batch, limit)
+        self._lengths = Lengths(batch, limit)
         self._given = given
         super().__init__(layers=[self._adopt(i, layer) for i, layer in enumerate(layers_of(given))])
 
@@ -223,11 +70,37 @@ class SlotCache(Cache):
         In plain decoding such a cache holds no more than its window, and a model may leave it at
         that and make no mask for it. Ours holds more, so whoever reads it has to keep the window.
         """
-        windows = {layer.window for layer in self.layers}
+        windows = {layer.window for layer in self._slot_layers}
         return windows.pop() if len(windows) == 1 else None
 
-    def _adopt(self, index: int, layer: CacheLayerMixin) -> SlotLayer:
-        adopted = SlotLayer(self._lengths, form_of(index, layer))
+    @property
+    def has_states(self) -> bool:
+        """Whether a layer holds a state of all that it has read, which cannot be taken back."""
+        return any(isinstance(layer, StateLayer) for layer in self.layers)
+
+    @property
+    def _slot_layers(self) -> list[SlotLayer]:
+        return [layer for layer in self.layers if isinstance(layer, SlotLayer)]
+
+    def _adopt(self, index: int, layer: Any) -> Any:
+        """Return what stands for a layer of the given cache in this one."""
+        kind = type(layer)
+        if kind is DummyLayer:
+            return DummyLayer()
+        if kind is LinearAttentionLayer:
+            state = StateLayer(layer.number_of_states)
+            state.load_states(index, layer)
+            return state
+        adopted: SlotLayer
+        if kind in HYBRIDS:
+            adopted = SlotStateLayer(self._lengths, form_of(index, layer), layer.number_of_states)
+            adopted.load_states(index, layer)
+        elif kind is DynamicIndexedLayer:
+            adopted = IndexedSlotLayer(self._lengths, form_of(index, layer))
+            if layer.is_indexer_initialized:
+                adopted.load_indexer(layer.indexer_keys)
+        else:
+            adopted = SlotLayer(self._lengths, form_of(index, layer))
         held = held_rows(layer)
         if held is not None:
             adopted.load(*held)
@@ -242,12 +115,28 @@ class SlotCache(Cache):
         updated: tuple[Tensor, Tensor] = self.layers[layer_idx].update(key_states, value_states)
         return updated
 
-    def prompt_read(self) -> None:
-        """Turn from reading the prompt to verifying trees: lengths count from here on."""
-        self._lengths.rows = [max((x.filled for x in self.layers), default=0)] * len(self.lengths)
+    def prompt_read(self, num_slots: int) -> None:
+        """Turn from reading the prompt to verifying trees: lengths count from here on.
+
+        ``num_slots`` is what there is to hold by now, for a cache that holds states alone.
+        """
+        filled = max((layer.filled for layer in self._slot_layers), default=num_slots)
+        self._lengths.rows = [filled] * len(self.lengths)
         self._lengths.verifying = True
-        for layer in self.layers:
+        for layer in self._slot_layers:
             layer.trim()
+
+    def save_states(self) -> None:
+        """Remember the states of all layers, so that the next pass can be taken back."""
+        for layer in self.layers:
+            if isinstance(layer, StateLayer):
+                layer.save()
+
+    def restore_states(self) -> None:
+        """Go back to the states that were saved last."""
+        for layer in self.layers:
+            if isinstance(layer, StateLayer):
+                layer.restore()
 
     def skip(self, gap: int) -> None:
         """Leave ``gap`` slots of every sequence unused; what follows is written behind them."""
@@ -283,7 +172,7 @@ class SlotCache(Cache):
             _move(self.layers[:cut], slot, base, early.rows)
         _move(self.layers[cut:], slot, base, path)
         self._lengths.rows[slot] = base + len(path)
-        for layer in self.layers:
+        for layer in self._slot_layers:
             layer.trim()
 
     def give_back(self) -> Cache:
@@ -298,7 +187,9 @@ class SlotCache(Cache):
         for index, mine in enumerate(self.layers):
             if len(given.layers) <= index:
                 given.layers.append(DynamicLayer())
-            if not mine.is_initialized:
+            if isinstance(mine, StateLayer):
+                mine.write_states(given.layers[index])
+            if not isinstance(mine, SlotLayer) or not mine.is_initialized:
                 continue
             held = slice(0, length - mine.start)
             write_back(
@@ -308,16 +199,22 @@ class SlotCache(Cache):
                 length,
                 mine.parts,
             )
+            if isinstance(mine, IndexedSlotLayer) and mine.indexer_keys is not None:
+                theirs = given.layers[index]
+                if not theirs.is_indexer_initialized:
+                    theirs.lazy_initialization_indexer(mine.indexer_keys)
+                theirs.indexer_keys = mine.indexer_keys[:, :length].clone()
             mine.keys = mine.values = None
             mine.is_initialized = False
         return given
 
 
-def _move(layers: Sequence[SlotLayer], slot: int, base: int, rows: Sequence[int]) -> None:
+def _move(layers: Sequence[Any], slot: int, base: int, rows: Sequence[int]) -> None:
     """Move rows of a step to the front of it, in this order."""
     first = next((i for i, row in enumerate(rows) if row != i), None)
     if first is None:
         return
     source = torch.tensor([row - first for row in rows[first:]])
     for layer in layers:
-        layer.keep(slot, base + first, source.to(getattr(layer, "device", "cpu")))
+        if isinstance(layer, SlotLayer):
+            layer.keep(slot, base + first, source.to(getattr(layer, "device", "cpu")))

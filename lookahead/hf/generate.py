@@ -12,7 +12,7 @@ import inspect
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from lookahead.drafters.window_choice import most_window_rows
 from lookahead.engine import Engine
 from lookahead.errors import UnsupportedError
 from lookahead.hf.cache import SlotCache
+from lookahead.hf.chain import MOST_AGAIN, ChainTarget
 from lookahead.hf.compat import vocab_size
 from lookahead.hf.drafting import exit_fault, layer_split, node_drafters
 from lookahead.hf.fingerprint import identify, weights_key
@@ -40,7 +41,7 @@ from lookahead.hf.outputs import StepOutputs, layer_types, wanted_outputs
 from lookahead.hf.outputs_check import find_outputs_fault
 from lookahead.hf.results import Prepared, ends_in_time, keeps_cache, result_of
 from lookahead.hf.rules import of_row
-from lookahead.hf.selftest import find_fault
+from lookahead.hf.shape import Shape, shape_of
 from lookahead.hf.support import reason_for_call, reason_for_model
 from lookahead.hf.target import HFTarget
 from lookahead.learnt import Learnt
@@ -86,8 +87,12 @@ def prepare(call: Prepared, config: Config, session: Session, extras: Extras) ->
         raise UnsupportedError(reason)
     install()
     slots = SlotCache(cache, call.batch, _slot_limit(call, config))
-    fault = _verdict(call.model, session)
-    if fault is None and (fields := wanted_outputs(call.generation_config)):
+    fields = wanted_outputs(call.generation_config)
+    shape = shape_of(call.model, session)
+    fault = shape.reason if shape.name == "plain" else None
+    if shape.name == "chain":
+        fault = _reason_for_chain(call, shape, slots, fields)
+    elif fault is None and fields:
         fault = _outputs_verdict(call.model, session, fields)
     if fault is not None:
         raise UnsupportedError(fault)
@@ -136,8 +141,12 @@ def decode(
         config.remember, weights_key(call.model), functools.partial(identify, call.model)
     )
     outputs = _outputs(call, cache)
+    shape = shape_of(call.model, session)
+    stats.shape = shape.name
+    if shape.name == "chain":
+        config = _one_branch(config, stats, str(shape.reason))
     split = layer_split(call.model, config, call.batch, stats, whole_passes=outputs is not None)
-    target = HFTarget(
+    target = _target_kind(shape)(
         call.model,
         call.input_ids,
         contexts,
@@ -170,8 +179,10 @@ def decode(
         stream.watch(sequences)
     ready = getattr(call.model, "_optimize_model_for_decode", nullcontext)
     with ready():
-        Engine(target, Budget(config, curve), config, stats).run(sequences)
+        budget = Budget(config, curve, is_chain=shape.name == "chain")
+        Engine(target, budget, config, stats).run(sequences)
         if keeps_cache(call, given):
+            target.settle()
             fill_up(target, sequences, call.generation_config._pad_token_tensor)
     if extras.streamer is not None:
         extras.streamer.end()
@@ -287,7 +298,7 @@ def _slot_limit(call: Prepared, config: Config) -> int | None:
     if bound is None:
         return None
     prompt = int(call.model_kwargs["position_ids"].shape[-1])
-    rows = config.draft_budget + most_window_rows(config.window)
+    rows = config.draft_budget + most_window_rows(config.window) + MOST_AGAIN
     return int(bound - call.input_ids.shape[1] + prompt + rows)
 
 
@@ -313,13 +324,34 @@ def _reason_for_time(call: Prepared, cache: Any, extras: Extras) -> str | None:
     return None
 
 
-def _verdict(model: Any, session: Session) -> str | None:
-    """Return the self-test's verdict on a model, tested once per attention, dtype and device."""
-    text = model.config.get_text_config(decoder=True)
-    key = (text._attn_implementation, model.dtype, str(model.device))
-    if key not in session.verdicts:
-        session.verdicts[key] = find_fault(model)
-    return session.verdicts[key]
+def _reason_for_chain(
+    call: Prepared, shape: Shape, cache: SlotCache, fields: tuple[str, ...]
+) -> str | None:
+    """Say why a call of a model that reads one branch runs plain, or None."""
+    if call.batch > 1:
+        return f"{shape.reason}; one sequence at a time would be accelerated"
+    if call.model_kwargs.get("attention_mask") is not None:
+        return f"{shape.reason}; a prompt without padding would be accelerated"
+    if fields and cache.has_states:
+        return f"{shape.reason}; without {' and '.join(fields)} it would be accelerated"
+    return None
+
+
+def _target_kind(shape: Shape) -> Callable[..., HFTarget]:
+    if shape.name == "tree":
+        return HFTarget
+    return functools.partial(ChainTarget, takes_mask=shape.takes_mask)
+
+
+def _one_branch(config: Config, stats: DecodeStats, reason: str) -> Config:
+    """Leave out what needs a tree; a note says why."""
+    left = [name for name in ("exit",) if name in config.sources]
+    left += ["window"] if config.window is not None else []
+    stats.note(f"one branch is drafted, because {reason}")
+    if left:
+        stats.note(f"off, because they need a tree: {', '.join(left)}")
+    sources = tuple(name for name in config.sources if name != "exit")
+    return replace(config, sources=sources, window=None)
 
 
 def _outputs_verdict(model: Any, session: Session, fields: tuple[str, ...]) -> str | None:

@@ -14,9 +14,14 @@ from torch import Tensor
 from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
+    DummyLayer,
     DynamicCache,
+    DynamicIndexedLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
     StaticCache,
     StaticLayer,
     StaticSlidingWindowLayer,
@@ -29,6 +34,12 @@ __all__ = ["LayerForm", "form_of", "held_rows", "layers_of", "room_of", "write_b
 #: Caches and layers whose rows are plain K/V.
 CACHES = (DynamicCache, StaticCache)
 LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer)
+#: Layers that keep more than K/V besides; of exactly these kinds.
+MORE = {
+    DynamicIndexedLayer: DynamicLayer,
+    LinearAttentionAndFullAttentionLayer: DynamicLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer: DynamicSlidingWindowLayer,
+}
 
 
 @dataclass(frozen=True)
@@ -85,7 +96,7 @@ def form_of(index: int, layer: CacheLayerMixin) -> LayerForm:
     UnsupportedError
         If it is of a kind whose rows cannot be taken back.
     """
-    kind = _kind(type(layer), LAYERS)
+    kind = MORE.get(type(layer)) or _kind(type(layer), LAYERS)
     if kind is None:
         raise UnsupportedError(
             f"layer {index} of the cache is a {type(layer).__name__}, whose rows cannot be taken "
@@ -101,7 +112,11 @@ def form_of(index: int, layer: CacheLayerMixin) -> LayerForm:
 
 def room_of(given: Cache) -> int | None:
     """Return how many rows fit into a cache at all; None where there is no bound."""
-    forms = [form_of(index, layer) for index, layer in enumerate(layers_of(given))]
+    forms = [
+        form_of(index, layer)
+        for index, layer in enumerate(layers_of(given))
+        if type(layer) not in (DummyLayer, LinearAttentionLayer)
+    ]
     return min((f.size for f in forms if f.size is not None and f.window is None), default=None)
 
 

@@ -31,7 +31,15 @@ from lookahead.hf.target import HFTarget
 from lookahead.session import Session
 from lookahead.tree import DraftTree
 
-__all__ = ["exit_verdict", "find_exit_fault", "find_fault"]
+__all__ = [
+    "difference",
+    "exit_verdict",
+    "find_exit_fault",
+    "find_fault",
+    "first_line",
+    "plain_logits",
+    "tokens_of",
+]
 
 #: Largest difference of logits, relative to their spread, that is rounding in 32 bits.
 EXACT = 1e-3
@@ -61,14 +69,12 @@ def find_fault(model: Any) -> str | None:
         try:
             tree_logits, after = _tree_pass(model, prompt, root, (a, b, c), d)
         except Exception as error:  # noqa: BLE001 - a model may fail in any way; it then runs plain
-            return f"a pass over a tree raised {type(error).__name__}: {_first_line(error)}"
-        left = _plain(model, [*prompt, root, a, b])[-3:]
-        right = _plain(model, [*prompt, root, c, d])[-2:]
-        confused = _plain(model, [*prompt, root, a, c])[-1]
+            return f"a pass over a tree raised {type(error).__name__}: {first_line(error)}"
+        left = plain_logits(model, [*prompt, root, a, b])[-3:]
+        right = plain_logits(model, [*prompt, root, c, d])[-2:]
+        confused = plain_logits(model, [*prompt, root, a, c])[-1]
     right_logits = torch.cat([left, right])
-    return _difference(
-        model, "a tree pass", torch.cat([tree_logits, after]), right_logits, confused
-    )
+    return difference(model, "a tree pass", torch.cat([tree_logits, after]), right_logits, confused)
 
 
 def find_exit_fault(model: Any, split: LayerSplit, exit_layer: int) -> str | None:
@@ -97,12 +103,12 @@ def find_exit_fault(model: Any, split: LayerSplit, exit_layer: int) -> str | Non
         except UnsupportedError as error:
             return str(error)
         except Exception as error:  # noqa: BLE001 - a model may fail in any way; it has no exit
-            what = f"{type(error).__name__}: {_first_line(error)}"
+            what = f"{type(error).__name__}: {first_line(error)}"
             return f"a pass over {exit_layer} layers raised {what}"
         right = _tree_pass(model, prompt, root, (a, b, c), d)
-        confused = _plain(model, [*prompt, root, a, c])[-1]
+        confused = plain_logits(model, [*prompt, root, a, c])[-1]
     what = f"a pass over {exit_layer} layers and one over the rest"
-    return _difference(model, what, torch.cat(found), torch.cat(right), confused)
+    return difference(model, what, torch.cat(found), torch.cat(right), confused)
 
 
 def exit_verdict(model: Any, session: Session, split: LayerSplit, exit_layer: int) -> str | None:
@@ -114,15 +120,15 @@ def exit_verdict(model: Any, session: Session, split: LayerSplit, exit_layer: in
     return session.verdicts[key]
 
 
-def _difference(
-    model: Any, what: str, found: Tensor, right: Tensor, confused: Tensor
+def difference(
+    model: Any, what: str, found: Tensor, right: Tensor, confused: Tensor, row: int = 3
 ) -> str | None:
     """Say by how much logits differ if it is more than rounding, or return None.
 
-    ``confused`` is what the last node of the tree, the fourth row, gives with a wrong mask.
+    ``confused`` is what one row gives when it sees what it must not see.
     """
     worst = (found - right).abs().max().item()
-    effect = (confused - right[3]).abs().max().item()
+    effect = (confused - right[row]).abs().max().item()
     spread = max(right.std().item(), 1e-6)
     if model.dtype == torch.float32 and not worst <= EXACT * spread:
         return f"logits of {what} differ from plain ones by {worst:.2g}, not by rounding"
@@ -219,17 +225,19 @@ def _gap(model: Any, num_prompt: int) -> int:
     return gap if positions is None else max(0, min(gap, positions - num_prompt - 8))
 
 
-def _plain(model: Any, ids: list[int]) -> Tensor:
+def plain_logits(model: Any, ids: list[int]) -> Tensor:
+    """Return what a plain pass without a cache gives for some tokens, float32, [tokens, vocab]."""
     tokens = torch.tensor([ids], device=model.device)
     logits: Tensor = model(input_ids=tokens, use_cache=False, return_dict=True).logits[0]
     return logits.float()
 
 
-def tokens_of(vocab: int) -> tuple[list[int], list[int]]:
-    """Choose eleven tokens that are spread over the vocabulary and differ where they can."""
-    ids = [(3 + 7919 * i) % vocab for i in range(11)]
+def tokens_of(vocab: int, behind: int = 5) -> tuple[list[int], list[int]]:
+    """Choose six tokens for a prompt and some to stand behind it, all different where they can."""
+    ids = [(3 + 7919 * i) % vocab for i in range(6 + behind)]
     return ids[:6], ids[6:]
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return the first line of what an error says, cut to a readable length."""
     return (str(error).splitlines() or [""])[0][:160]

@@ -17,7 +17,7 @@ from lookahead.hf.outputs import wanted_outputs
 from lookahead.hf.rules import reason_for_rules
 from lookahead.noise import Draws
 
-__all__ = ["reason_for_call", "reason_for_model"]
+__all__ = ["reason_for_call", "reason_for_model", "reason_for_no_tree"]
 
 #: Ropes whose angles depend on how long the text is, so that a row of a tree is not what one
 #: step would compute.
@@ -32,19 +32,25 @@ def reason_for_model(model: Any) -> str | None:
         return "encoder-decoder models are not supported yet"
     if model.training:
         return "the model is in training mode; call model.eval() first"
+    if rope := _length_dependent_rope(text):
+        return f"rope type {rope!r} depends on the length of the text"
+    if model.get_output_embeddings() is None:
+        return f"{type(model).__name__} has no output layer"
+    return None
+
+
+def reason_for_no_tree(model: Any) -> str | None:
+    """Say why a model cannot read trees, whatever the self-test would find, or None."""
+    text = model.config.get_text_config(decoder=True)
     if model._is_stateful:
-        return f"{type(model).__name__} keeps a recurrent state, which cannot be taken back"
+        return f"{type(model).__name__} keeps a recurrent state, which cannot branch"
     if text._attn_implementation not in SUPPORTED:
         return (
             f"attention implementation {text._attn_implementation!r} takes no tree mask; load "
             "the model with attn_implementation='sdpa' or 'eager'"
         )
-    if rope := _length_dependent_rope(text):
-        return f"rope type {rope!r} depends on the length of the text"
     if "local" in getattr(text, "attention_layers", ()):
         return f"{type(model).__name__} cuts its local windows by slot, in code of its own"
-    if model.get_output_embeddings() is None:
-        return f"{type(model).__name__} has no output layer"
     return None
 
 

@@ -93,7 +93,7 @@ class HFTarget:
             outputs = self._model._prefill(
                 self._input_ids, self._generation_config, self._kwargs, is_first_iteration=True
             )
-        self._cache.prompt_read()
+        self._cache.prompt_read(self._kwargs["position_ids"].shape[-1])
         if self._outputs is not None:
             self._outputs.take_prompt(outputs)
         self._prompt_slots = self._cache.lengths[0]
@@ -240,13 +240,24 @@ class HFTarget:
             return [self._verify_rest(self._early, slots[0], trees[0])]
         by_slot: list[Rows | None] = [None] * len(self._contexts)
         for slot, tree, window in zip(slots, trees, windows or [None] * len(slots), strict=True):
-            by_slot[slot] = rows_of(tree, window)
+            by_slot[slot] = self._rows(slot, tree, window)
         with self._watching() as left:
             rows = self._run_rows(by_slot)
         for slot, tree in zip(slots, trees, strict=True):
             for layer, hidden in left.items():
                 self._left[slot, layer] = hidden[slot, : len(tree.tokens)]
         return [rows[slot] for slot in slots]
+
+    def may_draft(self, slot: int) -> bool:  # noqa: ARG002 - a chain may say no
+        """Say whether the next pass can verify guesses of a sequence."""
+        return True
+
+    def _rows(self, slot: int, tree: DraftTree, window: WindowRows | None) -> Rows:  # noqa: ARG002
+        """Return what a sequence brings into the next pass."""
+        return rows_of(tree, window)
+
+    def settle(self) -> None:
+        """See to it that the cache holds all but the last token; of trees it always does."""
 
     def keep(self, slot: int, path: Sequence[int]) -> None:
         """Keep the K/V of these nodes of the last pass, in this order, and drop the others."""
@@ -307,14 +318,7 @@ class HFTarget:
         hidden = seen.of_rows(num_rows)
         if logits.shape[1] == num_rows:  # the output layer was not ours to narrow
             read = list(range(num_rows))
-        return [
-            PassRows(
-                logits[slot, : _nodes(rows)],
-                None if hidden is None else hidden[slot, : _nodes(rows)],
-                _window_tokens(rows, logits[slot], read),
-            )
-            for slot, rows in enumerate(by_slot)
-        ]
+        return [_pass_rows(rows, logits, hidden, slot, read) for slot, rows in enumerate(by_slot)]
 
     def _run(
         self, tokens: NDArray[np.int64], corners: Sequence[Corner | None], behind: int = 0
@@ -355,12 +359,12 @@ class HFTarget:
             if name.endswith("token_type_ids") and value is not None:
                 # Plain decoding gives every new token the type of the last one.
                 kwargs[name] = value[..., -1:].expand(*value.shape[:-1], tokens.shape[1])
-        if "logits_to_keep" in kwargs:
-            kwargs["logits_to_keep"] = 0
         inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(
             tokens, is_first_iteration=False, **kwargs
         )
         inputs["position_ids"] = positions
+        if "logits_to_keep" in kwargs or "logits_to_keep" in inputs:
+            inputs["logits_to_keep"] = 0  # some models put a number of their own there
         return inputs
 
     def _visibility(
@@ -395,20 +399,31 @@ class HFTarget:
         )
 
 
-def _nodes(rows: Rows | None) -> int:
-    """Return how many rows are those of a tree, its root included."""
-    return 0 if rows is None else rows.num_nodes
+def _pass_rows(
+    rows: Rows | None, logits: Tensor, hidden: Tensor | None, slot: int, read: list[int]
+) -> PassRows:
+    """Return what a pass computed for one sequence; ``logits`` are of rows ``read``."""
+    if rows is None:
+        return PassRows(logits[slot, :0])
+    first = read.index(rows.num_before)
+    own = slice(rows.num_before, rows.num_before + rows.num_nodes)
+    return PassRows(
+        logits[slot, first : first + rows.num_nodes],
+        None if hidden is None else hidden[slot, own],
+        _window_tokens(rows, logits[slot], read),
+        rows.num_before,
+    )
 
 
 def _rows_read(there: Sequence[Rows]) -> list[int]:
     """Return the rows of a pass whose logits any sequence reads: its tree's, and of its window."""
-    read = set(range(max(rows.num_nodes for rows in there)))
-    return sorted(read.union(*(rows.window_read for rows in there)))
+    of_trees = (range(r.num_before, r.num_before + r.num_nodes) for r in there)
+    return sorted(set().union(*of_trees, *(rows.window_read for rows in there)))
 
 
-def _window_tokens(rows: Rows | None, logits: Tensor, read: list[int]) -> list[int] | None:
+def _window_tokens(rows: Rows, logits: Tensor, read: list[int]) -> list[int] | None:
     """Return the best tokens after the last level of a window; ``logits`` are of rows ``read``."""
-    if rows is None or not rows.window_read:
+    if not rows.window_read:
         return None
     # The last level stands in one piece at the end of a sequence's rows, and all of it is read.
     start = read.index(rows.window_read.start)

@@ -1,0 +1,120 @@
+"""What a pass of a model can verify: a tree, one branch, or nothing but the next token.
+
+Asked of the model itself. One that cannot read a tree exactly may still read a chain: a model with
+a recurrent state, one that takes the place of a row from its slot, or attention without masks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from lookahead.hf.cache import SlotCache
+from lookahead.hf.chain import ChainTarget
+from lookahead.hf.compat import cache_argument, vocab_size
+from lookahead.hf.selftest import difference, find_fault, first_line, plain_logits, tokens_of
+from lookahead.hf.support import reason_for_no_tree
+from lookahead.session import Session
+from lookahead.tree import DraftTree
+
+__all__ = ["Shape", "find_chain_fault", "shape_of"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a pass can verify.
+
+    Parameters
+    ----------
+    name : str
+        "tree", "chain" or "plain".
+    reason : str or None
+        Why it is no tree, as half a sentence.
+    takes_mask : bool
+        Whether a mask of ours reaches the attention.
+    """
+
+    name: str
+    reason: str | None = None
+    takes_mask: bool = True
+
+
+def shape_of(model: Any, session: Session) -> Shape:
+    """Return what a model's passes can verify, tested once per attention, dtype and device."""
+    text = model.config.get_text_config(decoder=True)
+    key = (text._attn_implementation, model.dtype, str(model.device))
+    if key not in session.shapes:
+        session.shapes[key] = _find_shape(model)
+    found = session.shapes[key]
+    assert isinstance(found, Shape)
+    return found
+
+
+def _find_shape(model: Any) -> Shape:
+    reason = reason_for_no_tree(model) or find_fault(model)
+    if reason is None:
+        return Shape("tree")
+    for takes_mask in (True, False):
+        if find_chain_fault(model, takes_mask=takes_mask) is None:
+            return Shape("chain", reason, takes_mask)
+    return Shape("plain", reason)
+
+
+def find_chain_fault(model: Any, *, takes_mask: bool = True) -> str | None:
+    """Compare passes over chains with plain passes.
+
+    One chain is accepted in part, a second one whole, and a further token read behind both.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        In eval mode. Not changed.
+    takes_mask : bool
+        Whether to hand masks to its attention.
+
+    Returns
+    -------
+    str or None
+        What differs, as half a sentence, or None if all is well.
+    """
+    prompt, (root, a, b, c, d, e) = tokens_of(vocab_size(model), 6)
+    with torch.no_grad():
+        try:
+            found = _chain_passes(model, prompt, (root, a, b, c, d, e), takes_mask)
+            first = plain_logits(model, [*prompt, root, a, b])[-3:]
+            second = plain_logits(model, [*prompt, root, a, c, d, e])[-3:]
+            confused = plain_logits(model, [*prompt, root, a, b, c, d])[-1]
+            right = torch.cat([first, second])
+            return difference(model, "a chain", found, right, confused, row=4)
+        except Exception as error:  # noqa: BLE001 - a model may fail in any way; it then runs plain
+            return f"a pass over a chain raised {type(error).__name__}: {first_line(error)}"
+
+
+def _chain_passes(
+    model: Any, prompt: list[int], tokens: tuple[int, ...], takes_mask: bool
+) -> Tensor:
+    """Return logits of root, a and b; of c and d behind a; and of e, [6, vocab]."""
+    root, a, b, c, d, e = tokens
+    ids = torch.tensor([prompt], device=model.device)
+    cache = SlotCache(DynamicCache(config=model.config.get_text_config(decoder=True)), 1)
+    name = cache_argument(model)
+    kwargs: dict[str, Any] = {
+        name: cache,
+        "position_ids": torch.arange(len(prompt), device=model.device)[None],
+        "attention_mask": None,
+        "use_cache": True,
+    }
+    settings = SimpleNamespace(prefill_chunk_size=None, _mask_length=len(prompt))
+    target = ChainTarget(model, ids, [prompt], settings, kwargs, cache, name, takes_mask=takes_mask)
+    target.prefill()
+    found = []
+    for chain, kept in (([root, a, b], 2), ([c, d], 2), ([e], 1)):
+        tree = DraftTree.from_parents(chain, [0, *range(len(chain) - 1)])
+        found.append(target.verify([0], [tree])[0].logits)
+        target.keep(0, range(kept))
+    return torch.cat(found)

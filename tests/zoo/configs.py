@@ -243,13 +243,24 @@ OWN: dict[str, dict[str, Any]] = {
     "xlnet": {"d_inner": 96},
     "xlstm": {"hidden_size": 128, "num_heads": 2},
     "youtu": _MLA,
-    "zamba": {"layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"], "attention_hidden_size": 128, "attention_head_dim": 32, "mamba_dt_rank": 4, "use_mamba_kernels": False, "num_key_value_heads": 4, "tie_word_embeddings": True},
+    "zamba": {"layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"], "attention_hidden_size": 128, "attention_head_dim": 32, "mamba_dt_rank": 4, "use_mamba_kernels": False, "num_key_value_heads": 4},
     "zamba2": {"n_mamba_heads": 8, "mamba_headdim": 16, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "num_mem_blocks": 1},
     "zaya": {"num_experts_per_tok": 1, "layer_types": ["hybrid_sliding", "hybrid"] * 2, "router_hidden_size": 16},
 }
 
 #: Other shapes of a type, by name.
-VARIANTS: dict[str, dict[str, dict[str, Any]]] = {}
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "falcon": {
+        "alibi": {"alibi": True},
+        "new": {"new_decoder_architecture": True, "num_kv_heads": 2},
+    },
+    "gemma3n_text": {"shared": {"num_kv_shared_layers": 2}},
+    "gemma4_text": {"shared": {"num_kv_shared_layers": 2}},
+    "mistral": {"full": {"sliding_window": None}},
+    "phi3": {"full": {"sliding_window": None}},
+    "qwen2": {"sliding": {"use_sliding_window": True, "max_window_layers": 2}},
+    "starcoder2": {"full": {"sliding_window": None}},
+}
 
 #: With seed 0 the greedy text of these stands still, and would hide a wrong mask.
 SEEDS = {

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from lookahead.errors import UnsupportedError
 from lookahead.hf.cache import SlotCache
@@ -157,7 +157,7 @@ def _tree_pass(
 ) -> tuple[Tensor, Tensor]:
     """Return logits of root, a, a-b and c in one pass, and of a token after c is committed."""
     ids = torch.tensor([prompt], device=model.device)
-    cache = SlotCache(DynamicCache(), 1)
+    cache = SlotCache(_untrimmed(model), 1)
     name = cache_argument(model)
     kwargs: dict[str, Any] = {
         name: cache,
@@ -183,6 +183,19 @@ def _tree_pass(
         target.peek(0, end, [0], peeks.exit_layer)
     after = target.verify([0], [end])[0].logits
     return seen, after
+
+
+def _untrimmed(model: Any) -> DynamicCache:
+    """Return a cache of the model's own kinds of layers, which lets go of nothing.
+
+    Behind the gap a window would be past the prompt; ours keep their windows by their masks.
+    """
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    cache.layers = [
+        DynamicLayer() if type(layer) is DynamicSlidingWindowLayer else layer
+        for layer in cache.layers
+    ]
+    return cache
 
 
 class _GappedTarget(HFTarget):

@@ -25,7 +25,7 @@ OUTPUTS = {
 SCORES = {"output_scores": True, "output_logits": True}
 
 
-@pytest.mark.parametrize("drafter", ["all", "half", "oracle-20", "oracle-wrong-at-0", "none"])
+@pytest.mark.parametrize("drafter", ["all", "half", "oracle-20", "none"])
 @pytest.mark.parametrize("family", [*FAMILIES, "gemma3"])
 def test_they_are_those_of_single_tokens_whatever_is_guessed(family, drafter):
     model = shared(family, attention="eager")
@@ -176,7 +176,7 @@ def _ends(model, ids, mask):
     ],
     ids=["", "penalty", "encoder"],
 )
-@pytest.mark.parametrize("family", [*FAMILIES, "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
 def test_a_batch_returns_what_plain_returns_for_rows_that_have_ended_too(family, options):
     model = fresh(family, attention="eager")
     ids, mask = ragged((5, 19, 11))
@@ -252,7 +252,7 @@ def test_a_batch_brings_its_cache_turn_after_turn(family):
         mask = torch.cat([mask, torch.ones((3, new + 4), dtype=mask.dtype)], dim=1)
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "mistral"])
 def test_a_batch_is_streamed_one_step_at_a_time(family):
     model = shared(family)
     ids, mask = ragged((5, 19, 11))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -45,3 +46,18 @@ def next_logits(model: Any, ids: list[int]) -> torch.Tensor:
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
     return copy.copy(logits.float())
+
+
+def assert_same_outputs(found: Any, expected: Any, fields: Sequence[str]) -> None:
+    """Compare tuples of tuples of tensors: kinds, lengths, shapes, dtypes and values."""
+    for field in fields:
+        steps, right_steps = found[field], expected[field]
+        assert len(steps) == len(right_steps)
+        for step, right in zip(steps, right_steps, strict=True):
+            assert type(step) is type(right)
+            assert len(step) == len(right)
+            for one, other in zip(step, right, strict=True):
+                assert (one is None) == (other is None)
+                if one is not None:
+                    assert one.dtype == other.dtype
+                    torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)

@@ -22,6 +22,7 @@ from transformers.cache_utils import (
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionAndSlidingWindowAttentionLayer,
     LinearAttentionLayer,
+    QuantizedCache,
     StaticCache,
     StaticLayer,
     StaticSlidingWindowLayer,
@@ -78,9 +79,15 @@ def layers_of(given: Cache) -> list[CacheLayerMixin]:
     UnsupportedError
         If it is of a kind whose rows cannot be taken back.
     """
+    if isinstance(given, QuantizedCache):
+        raise UnsupportedError(
+            "a quantised cache turns rounding into steps, and passes of different sizes round "
+            "differently"
+        )
     if _kind(type(given), CACHES) is None:
         raise UnsupportedError(
-            f"the cache is a {type(given).__name__}; a DynamicCache can be accelerated"
+            f"the cache is a {type(given).__name__}; a DynamicCache or a StaticCache can be "
+            "accelerated"
         )
     if getattr(given, "offloading", False):
         raise UnsupportedError("the cache is offloaded to the CPU between layers")
@@ -100,7 +107,7 @@ def form_of(index: int, layer: CacheLayerMixin) -> LayerForm:
     if kind is None:
         raise UnsupportedError(
             f"layer {index} of the cache is a {type(layer).__name__}, whose rows cannot be taken "
-            "back; a DynamicCache can be accelerated"
+            "back; those of a DynamicCache or a StaticCache can"
         )
     if kind is DynamicSlidingWindowLayer:
         return LayerForm(window=layer.sliding_window)

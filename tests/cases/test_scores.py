@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-import lookahead
 from tests.drafters import ALL
-from tests.helpers import check, fresh, new_ids, prompt, shared
+from tests.helpers import check, new_ids, prompt, shared
+from tests.oracles import assert_same_outputs
 
 IDS = prompt(18, repeat=4)
 OUTPUTS = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
@@ -66,23 +66,28 @@ def test_i3_transition_scores_work_without_change():
 
 
 @pytest.mark.parametrize("wanted", ["output_hidden_states", "output_attentions"])
-def test_i5_hidden_states_and_attentions_come_token_by_token(wanted):
-    """I5: multi-token steps must not give block-shaped entries: such a call runs plain."""
-    model = fresh(attention="eager")
-    arguments = {
-        "max_new_tokens": 6,
-        "do_sample": False,
-        "return_dict_in_generate": True,
-        wanted: True,
-    }
-    plain = model.generate(IDS, **arguments)
-    with lookahead.accelerate(model), pytest.warns(lookahead.LookaheadWarning, match=wanted):
-        fast = model.generate(IDS, **arguments)
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
+def test_i5_hidden_states_and_attentions_come_token_by_token(family, wanted):
+    """I5: multi-token steps must not give block-shaped entries."""
+    model = shared(family, attention="eager")
+    text = IDS[0].tolist() + new_ids(model, IDS)
+    arguments = {"max_new_tokens": 20, "do_sample": False, "return_dict_in_generate": True}
+    runs = check(model, IDS, settings=ALL["oracle"](text), **arguments, **{wanted: True})
     name = wanted.removeprefix("output_")
-    assert [len(step) for step in fast[name]] == [len(step) for step in plain[name]]
-    assert [step[0].shape for step in fast[name]] == [step[0].shape for step in plain[name]]
-    with (
-        lookahead.accelerate(model, strict=True),
-        pytest.raises(lookahead.UnsupportedError, match=wanted),
-    ):
-        model.generate(IDS, **arguments)
+    assert_same_outputs(runs.fast, runs.plain, [name])
+    assert all(layer.shape[-2] == 1 for step in runs.fast[name][1:] for layer in step)
+    assert runs.stats.passes < 10
+
+
+def test_i6_scores_of_a_batch_are_stacked_step_by_step():
+    """I1: rows that have ended have theirs, too."""
+    model, ids = shared(), torch.cat([prompt(9, seed=s) for s in (1, 2, 3)])
+    end = int(model.generate(ids, max_new_tokens=12, do_sample=False)[0, 12])
+    runs = check(model, ids, max_new_tokens=12, do_sample=False, eos_token_id=end, **OUTPUTS)
+    for name in ("scores", "logits"):
+        torch.testing.assert_close(runs.fast[name], runs.plain[name], atol=1e-4, rtol=1e-4)
+    one, other = (
+        model.compute_transition_scores(r.sequences, r.scores, normalize_logits=True)
+        for r in (runs.fast, runs.plain)
+    )
+    torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)

@@ -17,6 +17,7 @@ from transformers.cache_utils import (
     DummyLayer,
     DynamicIndexedLayer,
     DynamicLayer,
+    DynamicSlidingWindowLayer,
     LinearAttentionLayer,
 )
 
@@ -186,7 +187,10 @@ class SlotCache(Cache):
         given, length = self._given, self._lengths.longest
         for index, mine in enumerate(self.layers):
             if len(given.layers) <= index:
-                given.layers.append(DynamicLayer())
+                window = mine.window
+                given.layers.append(
+                    DynamicLayer() if window is None else DynamicSlidingWindowLayer(window)
+                )
             if isinstance(mine, StateLayer):
                 mine.write_states(given.layers[index])
             if not isinstance(mine, SlotLayer) or not mine.is_initialized:

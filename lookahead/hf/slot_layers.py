@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from torch import Tensor
@@ -57,6 +58,19 @@ class SlotLayer(CacheLayerMixin):
         self.start = 0
         self.filled = 0  # rows of the prompt, while it is being read
         self.parts: list[int] = []  # rows of the prompt, by the pass that read them
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SlotLayer:
+        """Copy the K/V but not the lengths.
+
+        A model that runs a layer several times (Dory) copies it within one cache, and the copy
+        belongs to the same sequences.
+        """
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        shared = {"_lengths": self._lengths}
+        own = {name: value for name, value in vars(self).items() if name not in shared}
+        vars(twin).update(copy.deepcopy(own, memo) | shared)
+        return twin
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Take batch, heads, sizes, dtype and device from the first rows."""

@@ -22,6 +22,9 @@ from tests.zoo.configs import COMMON, LEFT, OWN, PERIPHERAL, SEEDS, VARIANTS
 #: Every registered causal language model.
 TYPES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 
+#: These, and other shapes of some of them as ``type:variant``.
+NAMES = TYPES + tuple(f"{name}:{one}" for name, several in VARIANTS.items() for one in several)
+
 #: Attention implementations that are asked for, where a class has them.
 ATTENTION = ("eager", "sdpa")
 
@@ -41,12 +44,13 @@ def build(
     variant : str
         One of :data:`~tests.zoo.configs.VARIANTS` of this type.
     attention : str
-        One of those that :func:`attentions` returns.
+        One of those that :func:`attentions` returns for its class.
     seed : int or None
         Of the weights; None is one with which greedy text does not stand still.
     """
-    config = make_config(model_type, variant)
-    return make_model(model_class(model_type), config, attention, _seed(model_type, seed))
+    if seed is None:
+        seed = SEEDS.get(f"{model_type}:{variant}", SEEDS.get(model_type, 0))
+    return make_model(model_class(model_type), make_config(model_type, variant), attention, seed)
 
 
 def make_model(kind: Any, config: Any, attention: str = "sdpa", seed: int = 0) -> Any:
@@ -61,9 +65,9 @@ def make_model(kind: Any, config: Any, attention: str = "sdpa", seed: int = 0) -
     return _finish(model)
 
 
-def attentions(model_type: str) -> tuple[str, ...]:
-    """Return the attention implementations of a type that a tree can enter."""
-    return ATTENTION if model_class(model_type)._supports_sdpa else ATTENTION[:1]
+def attentions(kind: Any) -> tuple[str, ...]:
+    """Return the attention implementations of a model class that a tree can enter."""
+    return ATTENTION if kind._supports_sdpa else ATTENTION[:1]
 
 
 def model_class(model_type: str) -> Any:
@@ -78,10 +82,6 @@ def make_config(model_type: str, variant: str = "", **changes: Any) -> Any:
         own = own | VARIANTS[model_type][variant]
     kind = CONFIG_MAPPING[model_type]
     return kind(**_values(kind, COMMON, own | changes))
-
-
-def _seed(model_type: str, seed: int | None) -> int:
-    return SEEDS.get(model_type, 0) if seed is None else seed
 
 
 def _values(kind: Any, common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:

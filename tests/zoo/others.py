@@ -102,20 +102,24 @@ def _noise(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
 
 
-#: What differs from the common configuration, and what the model is given.
+#: What differs from the common configuration, and what the model is given. The names are those of
+#: the types; what follows the colon tells them from causal language models of the same type.
 _OTHERS: dict[str, tuple[dict[str, Any], Callable[[], dict[str, Any]]]] = {
-    "t5": (_T5, _text),
-    "bart": (_ENCODER, _text),
-    "mbart": (_ENCODER, _text),
-    "marian": (_ENCODER, _text),
-    "pegasus": (_ENCODER, _text),
-    "whisper": (_WHISPER, _sound),
-    "llava": (_LLAVA, _llava_image),
-    "qwen2_vl": (_QWEN2_VL, _qwen2_vl_image),
+    "t5:encoder": (_T5, _text),
+    "bart:encoder": (_ENCODER, _text),
+    "mbart:encoder": (_ENCODER, _text),
+    "marian:encoder": (_ENCODER, _text),
+    "pegasus:encoder": (_ENCODER, _text),
+    "whisper:encoder": (_WHISPER, _sound),
+    "llava:image": (_LLAVA, _llava_image),
+    "qwen2_vl:image": (_QWEN2_VL, _qwen2_vl_image),
 }
 
 #: Encoder-decoders, and models that see.
 OTHERS = tuple(_OTHERS)
+
+#: With seed 0 the greedy text of these stands still.
+_SEEDS = {"t5:encoder": 1, "marian:encoder": 1, "llava:image": 1, "qwen2_vl:image": 1}
 
 _CLASSES = (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
@@ -124,17 +128,18 @@ _CLASSES = (
 )
 
 
-#: With seed 0 the greedy text of these stands still.
-_SEEDS = {"t5": 1, "marian": 1, "llava": 1, "qwen2_vl": 1}
+def build_other(name: str, attention: str = "sdpa", seed: int | None = None) -> Any:
+    """Make one of :data:`OTHERS`, as :func:`~tests.zoo.build.build` makes a causal model."""
+    seed = _SEEDS.get(name, 0) if seed is None else seed
+    config = make_config(name.partition(":")[0], **_OTHERS[name][0])
+    return make_model(other_class(name), config, attention, seed)
 
 
-def build_other(model_type: str, attention: str = "sdpa", seed: int | None = None) -> Any:
-    """Make an encoder-decoder or a model that sees, as :func:`~tests.zoo.build.build` does."""
-    seed = _SEEDS.get(model_type, 0) if seed is None else seed
-    config = make_config(model_type, **_OTHERS[model_type][0])
-    return make_model(getattr(transformers, _CLASSES[model_type]), config, attention, seed)
+def other_class(name: str) -> Any:
+    """Return the class that the library has for one of :data:`OTHERS`."""
+    return getattr(transformers, _CLASSES[name.partition(":")[0]])
 
 
-def inputs(model_type: str) -> dict[str, Any]:
+def inputs(name: str) -> dict[str, Any]:
     """Return what ``generate`` of such a model is given."""
-    return _OTHERS[model_type][1]()
+    return _OTHERS[name][1]()

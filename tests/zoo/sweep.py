@@ -1,6 +1,6 @@
 """Generates plainly and accelerated on every registered type, and says what came of it.
 
-By hand: ``python -m tests.zoo.sweep [types...]``. Each type runs in a process of its own, under a
+By hand: ``python -m tests.zoo.sweep [names...]``. Each name runs in a process of its own, under a
 time limit, so that one that crashes or hangs takes nothing along.
 """
 
@@ -9,8 +9,9 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,8 +21,9 @@ import lookahead
 import ngram_pool
 from tests.drafters import Half, Oracle, Random
 from tests.helpers import prompt
-from tests.zoo.build import TYPES, attentions, build
+from tests.zoo.build import NAMES, attentions, build, model_class
 from tests.zoo.configs import VOCAB
+from tests.zoo.others import OTHERS, build_other, inputs, other_class
 
 #: New tokens of each run: past the windows, and long enough for several passes.
 NEW = 24
@@ -52,10 +54,12 @@ class Verdict:
     detail: str = ""
     mode: str = ""
     mat: float = 1.0
+    num_ids: int = 0
 
     def __str__(self) -> str:
         if self.kind == EXACT:
-            return f"{self.kind} ({self.mode}, MAT {self.mat:.2f}){self.detail}"
+            few = "" if self.num_ids >= FEWEST_IDS else f", but only {self.num_ids} different ids"
+            return f"{self.kind} ({self.mode}, MAT {self.mat:.2f}){few}"
         return f"{self.kind}: {self.detail}"
 
     @property
@@ -129,9 +133,8 @@ def look(model: Any, inputs: dict[str, Any], ways: Iterable[str] = WAYS, new: in
         best = max(best, stats.mean_acceptance_length)
     if best <= 1.0:
         return Verdict(WRONG, "right guesses were not accepted")
-    num_ids = min(len(set(text[-new:])) for text in texts.values())
-    few = "" if num_ids >= FEWEST_IDS else f" but only {num_ids} different ids"
-    return Verdict(EXACT, few, mode, best)
+    num_ids = len(set(next(iter(texts.values()))[-new:]))
+    return Verdict(EXACT, "", mode, best, num_ids)
 
 
 def _place(found: list[int], right: list[int]) -> int:
@@ -153,33 +156,48 @@ def _accelerated(model: Any, kwargs: dict[str, Any], drafter: Any) -> tuple[list
         return ids, lookahead.last_stats(model)
 
 
-def look_at_type(model_type: str, variant: str = "") -> Verdict:
+def make(name: str, attention: str | None = None) -> tuple[Any, dict[str, Any]]:
+    """Make a model by name, and what its ``generate`` is given.
+
+    Parameters
+    ----------
+    name : str
+        One of :data:`~tests.zoo.build.NAMES` or :data:`~tests.zoo.others.OTHERS`.
+    attention : str or None
+        None is ``"sdpa"``, or ``"eager"`` where the class has no other.
+    """
+    attention = attention or attentions(_class(name))[-1]
+    if name in OTHERS:
+        return build_other(name, attention), inputs(name)
+    model_type, _, variant = name.partition(":")
+    return build(model_type, variant, attention), {"inputs": prompt(20, repeat=4)}
+
+
+def look_at(name: str) -> Verdict:
     """Compare the runs of a type under every attention implementation that it has."""
     first: Verdict | None = None
-    try:
-        names = attentions(model_type)
-    except Exception as error:
-        return Verdict(NOT_BUILT, _name(error))
-    for attention in names:
+    for attention in attentions(_class(name)):
         try:
-            model = build(model_type, variant, attention)
+            model, given = make(name, attention)
         except Exception as error:
             return Verdict(NOT_BUILT, _name(error))
-        ways = WAYS if first is None else FEW_WAYS
-        verdict = look(model, {"inputs": prompt(20, repeat=4)}, ways)
-        if first is None or verdict.kind != first.kind:
-            if first is not None:
-                verdict = Verdict(verdict.kind, f"{attention}: {verdict.detail}", verdict.mode)
-            first = verdict if first is None or verdict.kind == WRONG else first
+        verdict = look(model, given, WAYS if first is None else FEW_WAYS)
+        if verdict.kind == WRONG:
+            return replace(verdict, detail=f"{attention}: {verdict.detail}")
+        first = first or verdict
     assert first is not None
     return first
 
 
-def in_child(model_type: str, variant: str = "", timeout: float = TIMEOUT) -> Verdict:
-    """Do :func:`look_at_type` in a process of its own."""
+def _class(name: str) -> Any:
+    return other_class(name) if name in OTHERS else model_class(name.partition(":")[0])
+
+
+def in_child(name: str, timeout: float = TIMEOUT) -> Verdict:
+    """Do :func:`look_at` in a process of its own."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_send, args=(sender, model_type, variant))
+    child = context.Process(target=_send, args=(sender, name))
     child.start()
     sender.close()
     try:
@@ -195,10 +213,13 @@ def in_child(model_type: str, variant: str = "", timeout: float = TIMEOUT) -> Ve
         child.join()
 
 
-def _send(sender: Any, model_type: str, variant: str) -> None:
+def _send(sender: Any, name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        sender.send(look_at_type(model_type, variant))
+        try:
+            sender.send(look_at(name))
+        except Exception as error:
+            sender.send(Verdict(NOT_BUILT, _name(error)))
 
 
 def _name(error: Exception) -> str:
@@ -206,19 +227,18 @@ def _name(error: Exception) -> str:
     return f"{type(error).__name__}: {text[:140]}"
 
 
-def sweep(names: Iterable[str] = TYPES) -> Iterator[tuple[str, Verdict]]:
-    """Yield each type, or ``type:variant``, with its verdict."""
+def sweep(names: Iterable[str]) -> Iterator[tuple[str, Verdict]]:
+    """Yield each name with its verdict."""
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     ngram_pool.warm_up(block=True)
     for name in names:
-        model_type, _, variant = name.partition(":")
-        yield name, in_child(model_type, variant)
+        yield name, in_child(name)
 
 
 if __name__ == "__main__":
-    counts: dict[str, int] = {}
-    for name, verdict in sweep(sys.argv[1:] or TYPES):
-        counts[verdict.word] = counts.get(verdict.word, 0) + 1
+    counts = Counter[str]()
+    for name, verdict in sweep(sys.argv[1:] or (*NAMES, *OTHERS)):
+        counts[verdict.word] += 1
         print(f"{name:28} {verdict}", flush=True)
-    print(counts)
+    print(dict(counts))

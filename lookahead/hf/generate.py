@@ -34,6 +34,8 @@ from lookahead.hf.compat import cache_argument, vocab_size
 from lookahead.hf.drafting import exit_fault, layer_split, node_drafters
 from lookahead.hf.fingerprint import identify, weights_key
 from lookahead.hf.masks import install
+from lookahead.hf.prompts import prompt_mask, prompt_positions
+from lookahead.hf.ropes import furthest_guess
 from lookahead.hf.selftest import find_fault
 from lookahead.hf.support import reason_for_call, reason_for_model
 from lookahead.hf.target import HFTarget
@@ -82,6 +84,19 @@ class Prepared:
         """The name under which the model's forward takes its cache."""
         return cache_argument(self.model)
 
+    @property
+    def positions(self) -> Tensor:
+        """Positions of the prompt, int64, [..., batch or 1, tokens]."""
+        return prompt_positions(
+            self.model, self.input_ids, self.generation_config, self.model_kwargs
+        )
+
+    @property
+    def num_new(self) -> int | None:
+        """Most tokens that the call can add."""
+        bound = self.stopping_criteria.max_length
+        return None if bound is None else int(bound - self.input_ids.shape[1])
+
 
 def prepare(call: Prepared, config: Config, session: Session, extras: Extras) -> SlotCache:
     """Make the cache for an accelerated run, or refuse it.
@@ -94,7 +109,14 @@ def prepare(call: Prepared, config: Config, session: Session, extras: Extras) ->
     cache = call.model_kwargs.get(call.cache_name)
     rules = [*call.logits_processor, *call.stopping_criteria]
     reason = reason_for_model(call.model) or reason_for_call(
-        call.model, call.generation_config, call.model_kwargs, cache, call.batch, rules
+        call.model,
+        call.generation_config,
+        call.model_kwargs,
+        cache,
+        call.positions,
+        call.num_new,
+        call.batch,
+        rules,
     )
     if reason is None and extras.streamer is not None and call.batch > 1:
         reason = "a streamer of a batch gets all rows in step"
@@ -238,7 +260,7 @@ def _emitter(streamer: Any) -> Callable[[int], None] | None:
 
 def _contexts(call: Prepared) -> list[list[int]]:
     """Return the prompt of every row without its padding."""
-    mask = call.model_kwargs.get("attention_mask")
+    mask = prompt_mask(call.model, call.model_kwargs)
     rows: list[list[int]] = call.input_ids.tolist()
     if mask is None:
         return rows
@@ -262,12 +284,18 @@ def _max_length(call: Prepared) -> int | None:
 def _max_positions(call: Prepared) -> int | None:
     """Length of what the library calls input_ids at which positions run out."""
     text = call.model.config.get_text_config(decoder=True)
-    positions = getattr(text, "max_position_embeddings", None)
-    if positions is None:
+    positions = call.positions
+    limits = [
+        getattr(text, "max_position_embeddings", None),
+        getattr(text, "max_target_positions", None),  # Whisper's
+        furthest_guess(text, positions),
+    ]
+    known = [limit for limit in limits if limit is not None]
+    if not known:
         return None
     # Where the prompt came as embeddings or in a cache, ids are fewer than positions.
-    last = int(call.model_kwargs["position_ids"][..., -1].max())
-    return int(positions - (last + 1) + call.input_ids.shape[1])
+    last = int(positions[..., -1].max())
+    return int(min(known) - (last + 1) + call.input_ids.shape[1])
 
 
 def _slot_limit(call: Prepared, config: Config) -> int | None:
@@ -275,7 +303,7 @@ def _slot_limit(call: Prepared, config: Config) -> int | None:
     bound = call.stopping_criteria.max_length
     if bound is None:
         return None
-    prompt = int(call.model_kwargs["position_ids"].shape[-1])
+    prompt = int(call.positions.shape[-1])
     rows = config.draft_budget + most_window_rows(config.window)
     return int(bound - call.input_ids.shape[1] + prompt + rows)
 

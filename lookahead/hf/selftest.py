@@ -26,6 +26,7 @@ from lookahead.hf.cache import SlotCache
 from lookahead.hf.compat import cache_argument, vocab_size
 from lookahead.hf.early import Corner
 from lookahead.hf.masks import Visibility
+from lookahead.hf.prompts import takes_positions
 from lookahead.hf.split import LayerSplit
 from lookahead.hf.target import HFTarget
 from lookahead.session import Session
@@ -155,9 +156,9 @@ def _tree_pass(
     name = cache_argument(model)
     kwargs: dict[str, Any] = {
         name: cache,
-        "position_ids": torch.arange(len(prompt), device=model.device)[None],
         "attention_mask": None,
         "use_cache": True,
+        **_positions(model, len(prompt)),
     }
     settings = SimpleNamespace(prefill_chunk_size=None, _mask_length=len(prompt))
     split = None if peeks is None else peeks.split
@@ -199,7 +200,8 @@ class _GappedTarget(HFTarget):
         seen = super()._visibility(corners, depths, num_rows)
         prompt = len(self._contexts[0])
         seen.may_see[:, :, prompt : prompt + self.gap] = False
-        seen.key_slots[:, :prompt] += self.gap
+        seen.key_slots[:, prompt + self.gap :] -= self.gap
+        seen.row_slots.sub_(self.gap)
         return seen
 
 
@@ -219,9 +221,17 @@ def _gap(model: Any, num_prompt: int) -> int:
     return gap if positions is None else max(0, min(gap, positions - num_prompt - 8))
 
 
+def _positions(model: Any, number: int) -> dict[str, Any]:
+    """Return positions by name as plain generation hands them in: a model might count otherwise."""
+    if not takes_positions(model):
+        return {}
+    return {"position_ids": torch.arange(number, device=model.device)[None]}
+
+
 def _plain(model: Any, ids: list[int]) -> Tensor:
     tokens = torch.tensor([ids], device=model.device)
-    logits: Tensor = model(input_ids=tokens, use_cache=False, return_dict=True).logits[0]
+    inputs = {"input_ids": tokens, **_positions(model, len(ids))}
+    logits: Tensor = model(**inputs, use_cache=False, return_dict=True).logits[0]
     return logits.float()
 
 

@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from torch import Tensor
 from transformers import generation
 from transformers.generation.configuration_utils import GenerationMode
 
 from lookahead.hf.masks import SUPPORTED
+from lookahead.hf.ropes import reason_for_rope
 
 __all__ = ["reason_for_call", "reason_for_model"]
-
-#: Ropes whose angles depend on how long the text is, so that a row of a tree is not what one
-#: step would compute.
-LENGTH_DEPENDENT_ROPES = ("dynamic", "longrope")
 
 #: Processors and criteria that look at one row of a batch at a time and keep nothing in between.
 #: Anything else could tell a batch decoded row by row from one decoded in step.
@@ -66,8 +64,6 @@ def reason_for_model(model: Any) -> str | None:
             f"attention implementation {text._attn_implementation!r} takes no tree mask; load "
             "the model with attn_implementation='sdpa' or 'eager'"
         )
-    if rope := _length_dependent_rope(text):
-        return f"rope type {rope!r} depends on the length of the text"
     if "local" in getattr(text, "attention_layers", ()):
         return f"{type(model).__name__} cuts its local windows by slot, in code of its own"
     if model.get_output_embeddings() is None:
@@ -80,6 +76,8 @@ def reason_for_call(
     generation_config: Any,
     model_kwargs: dict[str, Any],
     cache: Any,
+    positions: Tensor,
+    num_new: int | None,
     batch: int,
     rules: Iterable[Any],
 ) -> str | None:
@@ -93,6 +91,10 @@ def reason_for_call(
         As the library prepared them.
     cache : Cache or None
         The cache that the library prepared or the caller passed in.
+    positions : Tensor, int64, [..., batch or 1, tokens]
+        Those of the prompt.
+    num_new : int or None
+        Most tokens that the call can add.
     batch : int
         Rows after expansion.
     rules : iterable
@@ -106,13 +108,13 @@ def reason_for_call(
             return f"{name}=True asks for the tensors of single-token passes"
     if cache is None or model_kwargs.get("use_cache") is False:
         return "it was called with use_cache=False, and a tree needs a cache"
-    positions = model_kwargs.get("position_ids")
-    if positions is None or positions.ndim != 2:
-        return f"{type(model).__name__} takes no plain position ids"
     if positions.shape[-1] == 0:
         return "the prompt is empty"
     if model_kwargs.get("mm_encoder_outputs") is not None:
         return "prompts with images or sound are not supported yet"
+    text = model.config.get_text_config(decoder=True)
+    if reason := reason_for_rope(text, positions, num_new, batch):
+        return reason
     if batch > 1:
         return _reason_for_batch(generation_config, model_kwargs, rules)
     return None
@@ -130,16 +132,4 @@ def _reason_for_batch(
     for rule in rules:
         if type(rule) not in ROW_WISE:
             return f"{type(rule).__name__} in a batch may look at several rows at once"
-    return None
-
-
-def _length_dependent_rope(config: Any) -> str | None:
-    parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
-    if not isinstance(parameters, dict):
-        return None
-    candidates = [parameters, *(p for p in parameters.values() if isinstance(p, dict))]
-    for one in candidates:
-        kind = one.get("rope_type", one.get("type"))
-        if kind in LENGTH_DEPENDENT_ROPES:
-            return str(kind)
     return None

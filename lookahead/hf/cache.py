@@ -116,6 +116,17 @@ class SlotCache(Cache):
         updated: tuple[Tensor, Tensor] = self.layers[layer_idx].update(key_states, value_states)
         return updated
 
+    def load(self, made: Cache) -> None:
+        """Copy in what a model read of the prompt into a cache that it made itself.
+
+        Phi-3 does so where the prompt is longer than its original length.
+        """
+        for index, theirs in enumerate(made.layers):
+            if len(self.layers) <= index:
+                self.layers.append(SlotLayer(self._lengths))
+            if theirs.is_initialized:
+                self.layers[index].load(theirs.keys, theirs.values, theirs.get_seq_length())
+
     def prompt_read(self, num_slots: int) -> None:
         """Turn from reading the prompt to verifying trees: lengths count from here on.
 

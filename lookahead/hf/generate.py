@@ -39,7 +39,9 @@ from lookahead.hf.kinds import room_of
 from lookahead.hf.masks import install
 from lookahead.hf.outputs import StepOutputs, layer_types, wanted_outputs
 from lookahead.hf.outputs_check import find_outputs_fault
+from lookahead.hf.prompts import prompt_mask
 from lookahead.hf.results import Prepared, ends_in_time, keeps_cache, result_of
+from lookahead.hf.ropes import furthest_guess
 from lookahead.hf.rules import of_row
 from lookahead.hf.shape import Shape, shape_of
 from lookahead.hf.support import reason_for_call, reason_for_model
@@ -80,7 +82,14 @@ def prepare(call: Prepared, config: Config, session: Session, extras: Extras) ->
     cache = call.model_kwargs.get(call.cache_name)
     rules = [*call.logits_processor, *call.stopping_criteria]
     reason = reason_for_model(call.model) or reason_for_call(
-        call.model, call.generation_config, call.model_kwargs, cache, call.batch, rules
+        call.model,
+        call.generation_config,
+        call.model_kwargs,
+        cache,
+        call.positions,
+        call.num_new,
+        call.batch,
+        rules,
     )
     reason = reason or _reason_for_cache(call, cache) or _reason_for_time(call, cache, extras)
     if reason is not None:
@@ -260,7 +269,7 @@ def _emitter(extras: Extras, stream: BatchStream | None, slot: int) -> Callable[
 
 def _contexts(call: Prepared) -> list[list[int]]:
     """Return the prompt of every row without its padding."""
-    mask = call.model_kwargs.get("attention_mask")
+    mask = prompt_mask(call.model, call.model_kwargs)
     rows: list[list[int]] = call.input_ids.tolist()
     if mask is None:
         return rows
@@ -284,12 +293,18 @@ def _max_length(call: Prepared) -> int | None:
 def _max_positions(call: Prepared) -> int | None:
     """Length of what the library calls input_ids at which positions run out."""
     text = call.model.config.get_text_config(decoder=True)
-    positions = getattr(text, "max_position_embeddings", None)
-    if positions is None:
+    positions = call.positions
+    limits = [
+        getattr(text, "max_position_embeddings", None),
+        getattr(text, "max_target_positions", None),  # Whisper's
+        furthest_guess(text, positions),
+    ]
+    known = [limit for limit in limits if limit is not None]
+    if not known:
         return None
     # Where the prompt came as embeddings or in a cache, ids are fewer than positions.
-    last = int(call.model_kwargs["position_ids"][..., -1].max())
-    return int(positions - (last + 1) + call.input_ids.shape[1])
+    last = int(positions[..., -1].max())
+    return int(min(known) - (last + 1) + call.input_ids.shape[1])
 
 
 def _slot_limit(call: Prepared, config: Config) -> int | None:
@@ -297,7 +312,7 @@ def _slot_limit(call: Prepared, config: Config) -> int | None:
     bound = call.stopping_criteria.max_length
     if bound is None:
         return None
-    prompt = int(call.model_kwargs["position_ids"].shape[-1])
+    prompt = int(call.positions.shape[-1])
     rows = config.draft_budget + most_window_rows(config.window) + MOST_AGAIN
     return int(bound - call.input_ids.shape[1] + prompt + rows)
 
@@ -310,7 +325,7 @@ def _reason_for_cache(call: Prepared, cache: Any) -> str | None:
     if call.model._valid_auto_compile_criteria(call.model_kwargs, call.generation_config):
         return "generate compiles single-token passes for this cache here"
     bound = call.stopping_criteria.max_length
-    prompt = int(call.model_kwargs["position_ids"].shape[-1])
+    prompt = int(call.positions.shape[-1])
     if bound is None or bound - call.input_ids.shape[1] + prompt - 1 > room:
         return "the static cache may be too small for the whole answer"
     return None

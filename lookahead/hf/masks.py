@@ -15,7 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
+from transformers.masking_utils import (
+    AttentionMaskInterface,
+    bidirectional_mask_function,
+    causal_mask_function,
+)
 
 from lookahead.errors import UnsupportedError
 
@@ -68,14 +72,14 @@ def tree_attention(visibility: Visibility) -> Iterator[None]:
 
 def _hook(original: Callable[..., Any]) -> Callable[..., Any]:
     def make_mask(*args: Any, **kwargs: Any) -> Any:
-        visibility = _active.get()
-        if visibility is None:
+        visibility, rule = _active.get(), kwargs.get("mask_function")
+        if visibility is None or rule is bidirectional_mask_function:  # that is cross-attention's
             return original(*args, **kwargs)
-        if args or "mask_function" not in kwargs:
+        if args or rule is None:
             raise UnsupportedError(
                 "this model makes its attention masks in a way that a tree cannot enter"
             )
-        kwargs["mask_function"] = _tree_rule(kwargs["mask_function"], visibility)
+        kwargs["mask_function"] = _tree_rule(rule, visibility)
         kwargs["attention_mask"] = None  # validity is part of the visibility
         kwargs["allow_is_causal_skip"] = False
         return original(**kwargs)

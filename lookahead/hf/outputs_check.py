@@ -17,7 +17,7 @@ from transformers.cache_utils import DynamicCache
 from lookahead.hf.cache import SlotCache
 from lookahead.hf.compat import cache_argument, vocab_size
 from lookahead.hf.outputs import OUTPUTS, StepOutputs, layer_types
-from lookahead.hf.selftest import EXACT, tokens_of
+from lookahead.hf.selftest import EXACT, positions_of, tokens_of
 from lookahead.hf.target import HFTarget
 from lookahead.tree import DraftTree
 
@@ -62,9 +62,9 @@ def _of_a_tree(
     name = cache_argument(model)
     kwargs: dict[str, Any] = {
         name: cache,
-        "position_ids": torch.arange(len(prompt), device=model.device)[None],
         "attention_mask": None,
         "use_cache": True,
+        **positions_of(model, len(prompt)),
         **wanted,
     }
     settings = SimpleNamespace(prefill_chunk_size=None, _mask_length=len(prompt))
@@ -85,9 +85,11 @@ def _of_single_tokens(
     length = 0
     for part in (prompt, *([token] for token in tokens)):
         ids = torch.tensor([part], device=model.device)
-        positions = torch.arange(length, length + len(part), device=model.device)[None]
+        positions = {
+            name: numbers + length for name, numbers in positions_of(model, len(part)).items()
+        }
         length += len(part)
-        given = {cache_argument(model): cache, "position_ids": positions, **wanted}
+        given = {cache_argument(model): cache, **positions, **wanted}
         outputs = model(input_ids=ids, use_cache=True, return_dict=True, **given)
         for field in fields:
             found[field].append(outputs.get(field))

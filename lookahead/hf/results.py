@@ -13,6 +13,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from lookahead.hf.cache import SlotCache
 from lookahead.hf.compat import cache_argument
 from lookahead.hf.outputs import StepOutputs
+from lookahead.hf.prompts import prompt_positions
 from lookahead.sequence import Sequence
 from lookahead.stats import DecodeStats
 
@@ -39,6 +40,19 @@ class Prepared:
     def cache_name(self) -> str:
         """The name under which the model's forward takes its cache."""
         return cache_argument(self.model)
+
+    @property
+    def positions(self) -> Tensor:
+        """Positions of the prompt, int64, [..., batch or 1, tokens]."""
+        return prompt_positions(
+            self.model, self.input_ids, self.generation_config, self.model_kwargs
+        )
+
+    @property
+    def num_new(self) -> int | None:
+        """Most tokens that the call can add."""
+        bound = self.stopping_criteria.max_length
+        return None if bound is None else int(bound - self.input_ids.shape[1])
 
 
 def keeps_cache(call: Prepared, given: Any) -> bool:

@@ -26,6 +26,7 @@ from lookahead.hf.cache import SlotCache
 from lookahead.hf.compat import cache_argument, vocab_size
 from lookahead.hf.early import Corner
 from lookahead.hf.masks import Visibility
+from lookahead.hf.prompts import takes_positions
 from lookahead.hf.split import LayerSplit
 from lookahead.hf.target import HFTarget
 from lookahead.session import Session
@@ -38,6 +39,7 @@ __all__ = [
     "find_fault",
     "first_line",
     "plain_logits",
+    "positions_of",
     "tokens_of",
 ]
 
@@ -161,9 +163,9 @@ def _tree_pass(
     name = cache_argument(model)
     kwargs: dict[str, Any] = {
         name: cache,
-        "position_ids": torch.arange(len(prompt), device=model.device)[None],
         "attention_mask": None,
         "use_cache": True,
+        **positions_of(model, len(prompt)),
     }
     settings = SimpleNamespace(prefill_chunk_size=None, _mask_length=len(prompt))
     split = None if peeks is None else peeks.split
@@ -218,7 +220,8 @@ class _GappedTarget(HFTarget):
         seen = super()._visibility(corners, depths, num_rows)
         prompt = len(self._contexts[0])
         seen.may_see[:, :, prompt : prompt + self.gap] = False
-        seen.key_slots[:, :prompt] += self.gap
+        seen.key_slots[:, prompt + self.gap :] -= self.gap
+        seen.row_slots.sub_(self.gap)
         return seen
 
 
@@ -238,10 +241,18 @@ def _gap(model: Any, num_prompt: int) -> int:
     return gap if positions is None else max(0, min(gap, positions - num_prompt - 8))
 
 
+def positions_of(model: Any, number: int) -> dict[str, Any]:
+    """Return positions by name as plain generation hands them in: a model might count otherwise."""
+    if not takes_positions(model):
+        return {}
+    return {"position_ids": torch.arange(number, device=model.device)[None]}
+
+
 def plain_logits(model: Any, ids: list[int]) -> Tensor:
     """Return what a plain pass without a cache gives for some tokens, float32, [tokens, vocab]."""
     tokens = torch.tensor([ids], device=model.device)
-    logits: Tensor = model(input_ids=tokens, use_cache=False, return_dict=True).logits[0]
+    inputs = {"input_ids": tokens, **positions_of(model, len(ids))}
+    logits: Tensor = model(**inputs, use_cache=False, return_dict=True).logits[0]
     return logits.float()
 
 

@@ -17,7 +17,14 @@ from transformers.cache_utils import DynamicCache
 from lookahead.hf.cache import SlotCache
 from lookahead.hf.chain import ChainTarget
 from lookahead.hf.compat import cache_argument, vocab_size
-from lookahead.hf.selftest import difference, find_fault, first_line, plain_logits, tokens_of
+from lookahead.hf.selftest import (
+    difference,
+    find_fault,
+    first_line,
+    plain_logits,
+    positions_of,
+    tokens_of,
+)
 from lookahead.hf.support import reason_for_no_tree
 from lookahead.session import Session
 from lookahead.tree import DraftTree
@@ -105,9 +112,9 @@ def _chain_passes(
     name = cache_argument(model)
     kwargs: dict[str, Any] = {
         name: cache,
-        "position_ids": torch.arange(len(prompt), device=model.device)[None],
         "attention_mask": None,
         "use_cache": True,
+        **positions_of(model, len(prompt)),
     }
     settings = SimpleNamespace(prefill_chunk_size=None, _mask_length=len(prompt))
     target = ChainTarget(model, ids, [prompt], settings, kwargs, cache, name, takes_mask=takes_mask)

@@ -69,7 +69,7 @@ class SlotLayer(CacheLayerMixin):
         memo[id(self)] = twin
         shared = {"_lengths": self._lengths}
         own = {name: value for name, value in vars(self).items() if name not in shared}
-        vars(twin).update(copy.deepcopy(own, memo) | shared)
+        twin.__dict__.update(copy.deepcopy(own, memo) | shared)
         return twin
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lookahead.errors import UnsupportedError
 
-__all__ = ["LayerSplit"]
+__all__ = ["Instead", "LayerSplit", "instead"]
 
 #: What a layer does in place of its forward: called with that forward and its arguments.
 Instead = Callable[..., Any]
@@ -64,7 +64,7 @@ class LayerSplit:
             Filled by a forward.
         """
         left: dict[int, Tensor] = {}
-        with _instead(self._watched(watch, left)):
+        with instead(self._watched(watch, left)):
             yield left
 
     @contextmanager
@@ -85,7 +85,7 @@ class LayerSplit:
         changed.update((layer, self._hand_on) for layer in self._layers[exit_layer:])
         if isinstance(self._head, nn.Module):
             changed[self._head] = _no_logits
-        with _instead(changed):
+        with instead(changed):
             yield left
 
     @contextmanager
@@ -113,7 +113,7 @@ class LayerSplit:
         changed = self._watched((n for n in watch if n > exit_layer), left)
         changed.update((layer, self._hand_on) for layer in self._layers[: exit_layer - 1])
         changed[self._layers[exit_layer - 1]] = lambda *_args, **_kwargs: self._packed(hidden)
-        with _instead(changed):
+        with instead(changed):
             yield left
 
     def _check(self, exit_layer: int) -> None:
@@ -166,7 +166,7 @@ class _ByThread:
 
 
 @contextmanager
-def _instead(changed: Mapping[nn.Module, Instead]) -> Iterator[None]:
+def instead(changed: Mapping[nn.Module, Instead]) -> Iterator[None]:
     """Have modules do something else when this thread calls them in the block."""
     try:
         with _lock:

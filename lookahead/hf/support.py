@@ -9,19 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from torch import Tensor
 from transformers import StaticCache
 from transformers.generation.configuration_utils import GenerationMode
 
 from lookahead.hf.masks import SUPPORTED
 from lookahead.hf.outputs import wanted_outputs
+from lookahead.hf.ropes import reason_for_rope
 from lookahead.hf.rules import reason_for_rules
 from lookahead.noise import Draws
 
 __all__ = ["reason_for_call", "reason_for_model", "reason_for_no_tree"]
-
-#: Ropes whose angles depend on how long the text is, so that a row of a tree is not what one
-#: step would compute.
-LENGTH_DEPENDENT_ROPES = ("dynamic", "longrope")
 
 
 def reason_for_model(model: Any) -> str | None:
@@ -32,8 +30,6 @@ def reason_for_model(model: Any) -> str | None:
         return "encoder-decoder models are not supported yet"
     if model.training:
         return "the model is in training mode; call model.eval() first"
-    if rope := _length_dependent_rope(text):
-        return f"rope type {rope!r} depends on the length of the text"
     if model.get_output_embeddings() is None:
         return f"{type(model).__name__} has no output layer"
     return None
@@ -59,6 +55,8 @@ def reason_for_call(
     generation_config: Any,
     model_kwargs: dict[str, Any],
     cache: Any,
+    positions: Tensor,
+    num_new: int | None,
     batch: int,
     rules: Iterable[Any],
 ) -> str | None:
@@ -72,6 +70,10 @@ def reason_for_call(
         As the library prepared them.
     cache : Cache or None
         The cache that the library prepared or the caller passed in.
+    positions : Tensor, int64, [..., batch or 1, tokens]
+        Those of the prompt.
+    num_new : int or None
+        Most tokens that the call can add.
     batch : int
         Rows after expansion.
     rules : iterable
@@ -84,13 +86,13 @@ def reason_for_call(
         return "what is computed for padding depends on the size of the cache"
     if cache is None or model_kwargs.get("use_cache") is False:
         return "it was called with use_cache=False, and a tree needs a cache"
-    positions = model_kwargs.get("position_ids")
-    if positions is None or positions.ndim != 2:
-        return f"{type(model).__name__} takes no plain position ids"
     if positions.shape[-1] == 0:
         return "the prompt is empty"
     if model_kwargs.get("mm_encoder_outputs") is not None:
         return "prompts with images or sound are not supported yet"
+    text = model.config.get_text_config(decoder=True)
+    if reason := reason_for_rope(text, positions, num_new, batch):
+        return reason
     if batch > 1:
         if generation_config.do_sample and not Draws.are_known(positions.device):
             return f"the order of a batch's draws on {positions.device.type} is not known"
@@ -102,15 +104,3 @@ def _padding_shows(generation_config: Any, cache: Any) -> bool:
     """Say whether rows are returned that see nothing, and so see all slots of the cache alike."""
     in_parts = generation_config.prefill_chunk_size is not None
     return (in_parts or isinstance(cache, StaticCache)) and bool(wanted_outputs(generation_config))
-
-
-def _length_dependent_rope(config: Any) -> str | None:
-    parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
-    if not isinstance(parameters, dict):
-        return None
-    candidates = [parameters, *(p for p in parameters.values() if isinstance(p, dict))]
-    for one in candidates:
-        kind = one.get("rope_type", one.get("type"))
-        if kind in LENGTH_DEPENDENT_ROPES:
-            return str(kind)
-    return None

@@ -17,6 +17,13 @@ from lookahead.hf.early import Corner, EarlyRows
 from lookahead.hf.masks import Visibility, tree_attention
 from lookahead.hf.observe import last_hidden_state, output_input
 from lookahead.hf.outputs import StepOutputs
+from lookahead.hf.places import PlaceReaders
+from lookahead.hf.prompts import (
+    prompt_mask,
+    prompt_mask_name,
+    prompt_positions,
+    prompt_positions_name,
+)
 from lookahead.hf.split import LayerSplit
 from lookahead.outcome import PassRows, PromptRows
 from lookahead.rows import Rows, rows_of
@@ -75,8 +82,11 @@ class HFTarget:
         self._cache_name = cache_name
         self._hidden: Tensor | None = None
         self._live_prompt: Tensor | None = None  # bool, [batch, slots]: False where padding is
-        self._first_position: list[int] = []
+        self._first_position = np.zeros(0, dtype=np.int64)  # [..., batch]: of what comes next
         self._prompt_slots = 0
+        self._positions_name = prompt_positions_name(model)
+        self._takes_positions = model_kwargs.get(self._positions_name) is not None
+        self._readers = PlaceReaders(model, takes_positions=self._takes_positions)
         self._split = split
         self._exit_fault = exit_fault
         self._outputs = outputs
@@ -88,12 +98,18 @@ class HFTarget:
 
     def prefill(self) -> Tensor:
         """Run the prompts; return the logits after each, float, [batch, vocab]."""
-        attention_mask = self._kwargs.get("attention_mask")
+        attention_mask = prompt_mask(self._model, self._kwargs)
+        positions = prompt_positions(
+            self._model, self._input_ids, self._generation_config, self._kwargs
+        )
         with last_hidden_state(self._model) as seen, self._watching() as left:
             outputs = self._model._prefill(
                 self._input_ids, self._generation_config, self._kwargs, is_first_iteration=True
             )
-        self._cache.prompt_read(self._kwargs["position_ids"].shape[-1])
+        made = outputs.get(self._cache_name)
+        if made is not None and made is not self._kwargs[self._cache_name]:
+            self._cache.load(made)
+        self._cache.prompt_read(positions.shape[-1])
         if self._outputs is not None:
             self._outputs.take_prompt(outputs)
         self._prompt_slots = self._cache.lengths[0]
@@ -101,8 +117,9 @@ class HFTarget:
         self._prompt_left = left
         if attention_mask is not None:
             self._live_prompt = attention_mask.to(torch.bool)
-        positions = self._kwargs["position_ids"][..., -1]
-        self._first_position = (positions.expand(len(self._contexts)) + 1).tolist()
+        batch = len(self._contexts)
+        last = positions[..., -1]
+        self._first_position = last.expand(*last.shape[:-1], batch).cpu().numpy() + 1
         logits: Tensor = outputs.logits[:, -1]
         return logits
 
@@ -329,14 +346,15 @@ class HFTarget:
         for slot, corner in enumerate(corners):
             if corner is not None:
                 depths[slot, : len(corner.depths)] = corner.depths
-        first = np.array(self._first_position) + self._cache.lengths - self._prompt_slots
+        first = self._first_position + self._cache.lengths - self._prompt_slots
         device = self._input_ids.device
-        positions = torch.from_numpy(first[:, None] + depths[:, behind:]).to(device)
+        positions = torch.from_numpy(first[..., None] + depths[:, behind:]).to(device)
         inputs = self._inputs(torch.from_numpy(tokens).to(device), positions)
         with ExitStack() as stack:
             if self._needs_mask(num_rows, corners):
                 visibility = self._visibility(corners, depths, num_rows)
                 stack.enter_context(tree_attention(visibility))
+                stack.enter_context(self._readers.corrected(visibility, self._live_prompt))
             return self._model(**inputs, return_dict=True)
 
     def _needs_mask(self, num_rows: int, corners: Sequence[Corner | None]) -> bool:
@@ -353,7 +371,9 @@ class HFTarget:
     def _inputs(self, tokens: Tensor, positions: Tensor) -> dict[str, Any]:
         """Let the model prepare its own inputs for the rows of a pass."""
         kwargs = dict(self._kwargs)
-        kwargs.update(attention_mask=None, position_ids=positions)
+        kwargs[prompt_mask_name(self._model)] = None
+        if self._takes_positions:
+            kwargs[self._positions_name] = positions
         kwargs[self._cache_name] = self._cache
         for name, value in kwargs.items():
             if name.endswith("token_type_ids") and value is not None:
@@ -362,7 +382,8 @@ class HFTarget:
         inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(
             tokens, is_first_iteration=False, **kwargs
         )
-        inputs["position_ids"] = positions
+        if self._takes_positions:
+            inputs[self._positions_name] = positions
         if "logits_to_keep" in kwargs or "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = 0  # some models put a number of their own there
         return inputs

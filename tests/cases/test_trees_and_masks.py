@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -13,9 +16,10 @@ from lookahead import DraftTree
 from lookahead.hf import masks, selftest
 from lookahead.hf.cache import SlotCache
 from lookahead.hf.target import HFTarget
-from tests.drafters import Oracle
-from tests.helpers import FAMILIES, check, fresh, make_bloom, make_model, new_ids, prompt, shared
+from tests.drafters import ALL, Oracle
+from tests.helpers import FAMILIES, _finish, check, fresh, make_model, new_ids, prompt, shared
 from tests.oracles import next_logits
+from tests.slot_families import make_slot_family
 
 
 def tree_pass(model, ids, trees):
@@ -79,56 +83,12 @@ def test_f1_a_wrong_mask_is_found_and_the_model_runs_plain(monkeypatch):
     assert fast.tolist() == plain.tolist()
 
 
-def _falcon(attention):
-    config = transformers.FalconConfig(
-        vocab_size=128,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        alibi=True,
-        new_decoder_architecture=False,
-        bos_token_id=1,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    config._attn_implementation = attention
-    return transformers.FalconForCausalLM(config).eval()
-
-
-def _mpt(attention):
-    config = transformers.MptConfig(
-        vocab_size=128,
-        d_model=64,
-        n_heads=4,
-        n_layers=2,
-        expansion_ratio=2,
-        max_seq_len=256,
-        bos_token_id=1,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    config._attn_implementation = attention
-    return transformers.MptForCausalLM(config).eval()
-
-
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("kind", ["bloom", "falcon", "mpt"])
-def test_f3_a_bias_from_the_slot_of_a_key_runs_plain_or_exactly(kind, attention):
+def test_f3_a_bias_from_the_slot_of_a_key_is_made_from_its_place(kind):
     """F3: a family skipped its ALiBi bias whenever a mask was given."""
-    make = {"bloom": lambda a: make_bloom(attention=a), "falcon": _falcon, "mpt": _mpt}[kind]
-    try:
-        model = make(attention)
-    except ValueError as error:  # this family has no such attention
-        pytest.skip(str(error).splitlines()[0])
-    ids = prompt(20, repeat=4)
+    model, ids = make_slot_family(kind), prompt(20, repeat=4)
     text = ids[0].tolist() + new_ids(model, ids)
-    plain = model.generate(ids, max_new_tokens=20, do_sample=False)
-    with (
-        lookahead.accelerate(model, drafters=(Oracle(text),), sources=()),
-        pytest.warns(lookahead.LookaheadWarning, match="runs plain"),
-    ):
-        fast = model.generate(ids, max_new_tokens=20, do_sample=False)
-    assert fast.tolist() == plain.tolist()
+    check(model, ids, settings={"drafters": (Oracle(text),)}, max_new_tokens=20, do_sample=False)
 
 
 def test_f5_a_fully_matched_guess_also_gives_the_bonus_token():
@@ -172,25 +132,104 @@ def test_f8_switching_attention_between_calls_goes_right(attention):
             assert fast.tolist() == plain.tolist()
 
 
-@pytest.mark.parametrize("rope", ["dynamic", "longrope"])
-def test_f9_a_rope_that_depends_on_the_length_runs_plain(rope):
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 32,
+    "factor": 2.0,
+}
+
+
+def _roped(rope, limit=32):
+    length = limit if rope["rope_type"] == "dynamic" else 128
+    return make_model("llama", max_position_embeddings=length, rope_parameters=dict(rope))
+
+
+@pytest.mark.parametrize("rope", [DYNAMIC, LONG], ids=lambda rope: rope["rope_type"])
+@pytest.mark.parametrize("drafter", ["half", "random", "all"])
+@pytest.mark.parametrize("sample", [False, True])
+def test_f9_a_run_that_ends_before_its_angles_change_is_accelerated(rope, drafter, sample):
     """F9: a block saw another frequency base than single steps do."""
-    scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    if rope == "longrope":
-        scaling = {
-            "rope_type": "longrope",
-            "short_factor": [1.0] * 8,
-            "long_factor": [2.0] * 8,
-            "rope_theta": 10000.0,
-            "original_max_position_embeddings": 16,
-            "factor": 2.0,
-        }
-    model = make_model("llama", max_position_embeddings=32, rope_parameters=scaling)
-    ids = prompt(20, repeat=4)
-    plain = model.generate(ids, max_new_tokens=40, do_sample=False)
-    with lookahead.accelerate(model), pytest.warns(lookahead.LookaheadWarning, match=rope):
+    model, ids = _roped(rope), prompt(12, repeat=4)
+    text = model.generate(ids, max_new_tokens=21, do_sample=False)[0].tolist()
+    settings = {"window": (5, 3, 4)} | ALL[drafter](text)
+    for num in (5, 21):  # the last token of 33 goes through no pass
+        check(model, ids, settings=settings, max_new_tokens=num, do_sample=sample)
+
+
+@pytest.mark.parametrize("drafter", ["half", "random", "all"])
+@pytest.mark.parametrize("sample", [False, True])
+def test_f9_angles_that_grow_get_single_steps_from_there_on(drafter, sample):
+    """F9: the guesses of a dynamic rope end where its angles begin to change."""
+    model, ids = _roped(DYNAMIC), prompt(12, repeat=4)
+    text = model.generate(ids, max_new_tokens=48, do_sample=False)[0].tolist()
+    settings = {"window": (5, 3, 4)} | ALL[drafter](text)
+    runs = check(model, ids, settings=settings, max_new_tokens=48, do_sample=sample)
+    assert all(s.drafted == 0 for s in runs.stats.steps[-20:])
+    if drafter == "half" and not sample:
+        assert runs.stats.accepted >= 12
+
+
+@pytest.mark.parametrize("drafter", ["half", "random", "all"])
+def test_f9_long_angles_from_the_first_pass_on_are_accelerated(drafter):
+    """F9: beyond its original length a longrope has fixed angles again."""
+    model, ids = _roped(LONG), prompt(40, repeat=4)
+    text = model.generate(ids, max_new_tokens=30, do_sample=False)[0].tolist()
+    settings = {"window": (5, 3, 4)} | ALL[drafter](text)
+    check(model, ids, settings=settings, max_new_tokens=30, do_sample=False)
+
+
+@pytest.mark.parametrize(
+    ("rope", "length", "batch"), [(LONG, 20, 1), (LONG, 20, 2), (DYNAMIC, 20, 2), (DYNAMIC, 40, 1)]
+)
+def test_f9_a_rope_whose_angles_may_change_on_the_way_runs_plain(rope, length, batch):
+    """F9: all sequences of a batch share the angles of a pass."""
+    model = _roped(rope)
+    # The library keeps the angles of the last call where a prompt is longer than the limit.
+    untouched = copy.deepcopy(model)
+    ids = torch.cat([prompt(length, seed=seed, repeat=4) for seed in range(batch)])
+    plain = untouched.generate(ids, max_new_tokens=40, do_sample=False)
+    with (
+        lookahead.accelerate(model),
+        pytest.warns(lookahead.LookaheadWarning, match="changes its angles behind 32 positions"),
+    ):
         fast = model.generate(ids, max_new_tokens=40, do_sample=False)
     assert fast.tolist() == plain.tolist()
+
+
+@pytest.mark.parametrize("rope", ["default", "longrope"])
+@pytest.mark.parametrize("length", [10, 16, 17, 24])
+def test_f9_a_model_that_reads_a_long_prompt_into_a_cache_of_its_own(rope, length):
+    """Phi-3 gave other ids than plain: it passes no cache in beyond its original length."""
+    values = {
+        "vocab_size": 128,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "original_max_position_embeddings": 16,
+        "bos_token_id": 1,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+    }
+    if rope == "longrope":
+        values["rope_parameters"] = {k: v for k, v in LONG.items() if "original" not in k}
+    torch.manual_seed(0)
+    model = _finish(transformers.Phi3ForCausalLM(transformers.Phi3Config(**values)))
+    ids = prompt(length, repeat=4)
+    strict = rope == "default" or length > 16
+    plain = model.generate(ids, max_new_tokens=20, do_sample=False, return_dict_in_generate=True)
+    with warnings.catch_warnings(), lookahead.accelerate(model, strict=strict):
+        warnings.simplefilter("ignore", lookahead.LookaheadWarning)
+        fast = model.generate(ids, max_new_tokens=20, do_sample=False, return_dict_in_generate=True)
+        assert lookahead.last_stats(model).accelerated == strict
+    assert fast.sequences.tolist() == plain.sequences.tolist()
+    torch.testing.assert_close(fast.cache.layers[1].keys, plain.cache.layers[1].keys)
 
 
 @pytest.mark.parametrize("rope", ["linear", "yarn", "llama3"])

@@ -186,9 +186,7 @@ def test_attention_that_takes_no_mask_reads_chains(drafter, mode):
     model.set_attn_implementation("maskless")
     torch.manual_seed(0)
     plain = model.generate(ids_of(), max_new_tokens=NEW, **MODES[mode])[0].tolist()
-    runs = check(
-        model, ids_of(), settings=ALL[drafter](plain), max_new_tokens=NEW, **MODES[mode]
-    )
+    runs = check(model, ids_of(), settings=ALL[drafter](plain), max_new_tokens=NEW, **MODES[mode])
     assert runs.stats.shape == "chain"
     assert not runs.stats.rows_again, "K/V are simply dropped"
 

@@ -85,11 +85,9 @@ def test_a_faulty_model_runs_plain_with_that_reason(monkeypatch):
         model.generate(IDS, max_new_tokens=12)
 
 
-@pytest.mark.parametrize(
-    ("family", "reason"), [("bloom", "position ids"), ("mamba", "recurrent state")]
-)
+@pytest.mark.parametrize(("family", "reason"), [("mamba", "recurrent state")])
 def test_families_that_cannot_bear_a_tree_run_plain_with_a_reason(family, reason):
-    model = fresh(family, attention="eager") if family == "bloom" else fresh(family)
+    model = fresh(family)
     text = IDS[0].tolist() + new_ids(model, IDS)
     plain = model.generate(IDS, max_new_tokens=12, do_sample=False)
     with (  # noqa: PT031

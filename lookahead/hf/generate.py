@@ -33,8 +33,9 @@ from lookahead.hf.cache import SlotCache
 from lookahead.hf.compat import cache_argument, vocab_size
 from lookahead.hf.drafting import exit_fault, layer_split, node_drafters
 from lookahead.hf.fingerprint import identify, weights_key
+from lookahead.hf.layers import reason_for_layers
 from lookahead.hf.masks import install
-from lookahead.hf.selftest import find_fault
+from lookahead.hf.selftest import find_fault, verdict_key
 from lookahead.hf.support import reason_for_call, reason_for_model
 from lookahead.hf.target import HFTarget
 from lookahead.learnt import Learnt
@@ -168,7 +169,7 @@ def decode(
             ngram_pool.new_pool(calibration=session.calibration),
             stats,
             vocab_size(call.model),
-            node_drafters(call.model, config, session, learnt, target, slot, split, curve),
+            node_drafters(call.model, config, session, learnt, target, slot, split, curve, stats),
             session.window_chooser,
         )
         sequences.append(_sequence(call, slot, context, drafter, extras))
@@ -281,11 +282,10 @@ def _slot_limit(call: Prepared, config: Config) -> int | None:
 
 
 def _verdict(model: Any, session: Session) -> str | None:
-    """Return the self-test's verdict on a model, tested once per attention, dtype and device."""
-    text = model.config.get_text_config(decoder=True)
-    key = (text._attn_implementation, model.dtype, str(model.device))
+    """Return the self-test's verdict on a model, tested once for layers of these kinds."""
+    key = verdict_key(model)
     if key not in session.verdicts:
-        session.verdicts[key] = find_fault(model)
+        session.verdicts[key] = reason_for_layers(model) or find_fault(model)
     return session.verdicts[key]
 
 

@@ -62,6 +62,7 @@ def node_drafters(
     slot: int,
     split: LayerSplit | None,
     curve: CostCurve,
+    stats: DecodeStats,
 ) -> dict[int, NodeDrafter]:
     """Make them for one sequence, by source number, as far as settings and model let them.
 
@@ -70,6 +71,11 @@ def node_drafters(
     wanted = {"head", "exit"}.intersection(config.sources) and config.draft_budget
     ends = ends_of(model) if wanted else None
     if ends is None:
+        if wanted:
+            stats.note(
+                "head and early exit are off: the output layer and the embedding are not two "
+                "plain matrices in memory"
+            )
         return {}
     drafters: dict[int, NodeDrafter] = {}
     readout = Readout(ends, range(FIRST_TOKENS))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lookahead.hf.compat import vocab_size
+from lookahead.hf.layers import is_plain_matrix
 
 __all__ = ["HFEnds", "ends_of"]
 
@@ -43,13 +44,12 @@ class HFEnds:
 
 
 def ends_of(model: Any) -> HFEnds | None:
-    """Return the ends of a model, or None where its layers are not plain matrices."""
+    """Return the ends of a model, or None where its layers are not plain matrices, and here."""
     embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
-    weight = getattr(output, "weight", None)
-    if type(output) is not nn.Linear or not isinstance(embedding, nn.Module):
+    if type(output) is not nn.Linear or not is_plain_matrix(output):
         return None
-    if not isinstance(weight, Tensor) or not weight.dtype.is_floating_point or weight.is_meta:
-        return None
-    if not isinstance(getattr(embedding, "weight", None), Tensor):
+    weight = getattr(embedding, "weight", None)
+    # Of what is off-loaded nothing is here but its size; others have rules of their own.
+    if type(weight) not in (Tensor, nn.Parameter) or weight.is_meta:
         return None
     return HFEnds(model)

@@ -43,6 +43,7 @@ from lookahead.hf.prompts import prompt_mask
 from lookahead.hf.results import Prepared, ends_in_time, keeps_cache, result_of
 from lookahead.hf.ropes import furthest_guess
 from lookahead.hf.rules import of_row
+from lookahead.hf.selftest import verdict_key
 from lookahead.hf.shape import Shape, shape_of
 from lookahead.hf.support import reason_for_call, reason_for_model
 from lookahead.hf.target import HFTarget
@@ -179,7 +180,7 @@ def decode(
             ngram_pool.new_pool(calibration=session.calibration),
             stats,
             vocab_size(call.model),
-            node_drafters(call.model, config, session, learnt, target, slot, split, curve),
+            node_drafters(call.model, config, session, learnt, target, slot, split, curve, stats),
             session.window_chooser,
         )
         emit = _emitter(extras, stream, slot)
@@ -370,9 +371,8 @@ def _one_branch(config: Config, stats: DecodeStats, reason: str) -> Config:
 
 
 def _outputs_verdict(model: Any, session: Session, fields: tuple[str, ...]) -> str | None:
-    """Return the verdict on what is cut out of a tree pass, asked once as :func:`_verdict`."""
-    text = model.config.get_text_config(decoder=True)
-    key = ("outputs", fields, text._attn_implementation, model.dtype, str(model.device))
+    """Return the verdict on what is cut out of a tree pass, asked once."""
+    key = ("outputs", fields, *verdict_key(model))
     if key not in session.verdicts:
         session.verdicts[key] = find_outputs_fault(model, fields)
     return session.verdicts[key]

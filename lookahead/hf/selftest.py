@@ -25,6 +25,7 @@ from lookahead.errors import UnsupportedError
 from lookahead.hf.cache import SlotCache
 from lookahead.hf.compat import cache_argument, vocab_size
 from lookahead.hf.early import Corner
+from lookahead.hf.layers import kinds_of_layers, precision
 from lookahead.hf.masks import Visibility
 from lookahead.hf.prompts import takes_positions
 from lookahead.hf.split import LayerSplit
@@ -41,6 +42,7 @@ __all__ = [
     "plain_logits",
     "positions_of",
     "tokens_of",
+    "verdict_key",
 ]
 
 #: Largest difference of logits, relative to their spread, that is rounding in 32 bits.
@@ -114,12 +116,18 @@ def find_exit_fault(model: Any, split: LayerSplit, exit_layer: int) -> str | Non
 
 
 def exit_verdict(model: Any, session: Session, split: LayerSplit, exit_layer: int) -> str | None:
-    """Return what :func:`find_exit_fault` finds, asked once per layer, attention and dtype."""
-    text = model.config.get_text_config(decoder=True)
-    key = ("exit", exit_layer, text._attn_implementation, model.dtype, str(model.device))
+    """Return what :func:`find_exit_fault` finds, asked once per exit layer and kinds of layers."""
+    key = ("exit", exit_layer, *verdict_key(model))
     if key not in session.verdicts:
         session.verdicts[key] = find_exit_fault(model, split, exit_layer)
     return session.verdicts[key]
+
+
+def verdict_key(model: Any) -> tuple[object, ...]:
+    """Return what a verdict depends on: another one is asked for when it changes."""
+    text = model.config.get_text_config(decoder=True)
+    where = str(model.device)
+    return text._attn_implementation, precision(model), where, kinds_of_layers(model)
 
 
 def difference(
@@ -132,9 +140,10 @@ def difference(
     worst = (found - right).abs().max().item()
     effect = (confused - right[row]).abs().max().item()
     spread = max(right.std().item(), 1e-6)
-    if model.dtype == torch.float32 and not worst <= EXACT * spread:
+    dtype = precision(model)
+    if dtype == torch.float32 and not worst <= EXACT * spread:
         return f"logits of {what} differ from plain ones by {worst:.2g}, not by rounding"
-    if model.dtype != torch.float32 and not worst <= max(ROUNDING_SHARE * effect, EXACT * spread):
+    if dtype != torch.float32 and not worst <= max(ROUNDING_SHARE * effect, EXACT * spread):
         return (
             f"logits of {what} differ from plain ones by {worst:.2g}, where a wrong mask "
             f"changes them by {effect:.2g}"

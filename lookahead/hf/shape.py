@@ -17,6 +17,7 @@ from transformers.cache_utils import DynamicCache
 from lookahead.hf.cache import SlotCache
 from lookahead.hf.chain import ChainTarget
 from lookahead.hf.compat import cache_argument, vocab_size
+from lookahead.hf.layers import reason_for_layers
 from lookahead.hf.selftest import (
     difference,
     find_fault,
@@ -24,6 +25,7 @@ from lookahead.hf.selftest import (
     plain_logits,
     positions_of,
     tokens_of,
+    verdict_key,
 )
 from lookahead.hf.support import reason_for_no_tree
 from lookahead.session import Session
@@ -52,9 +54,8 @@ class Shape:
 
 
 def shape_of(model: Any, session: Session) -> Shape:
-    """Return what a model's passes can verify, tested once per attention, dtype and device."""
-    text = model.config.get_text_config(decoder=True)
-    key = (text._attn_implementation, model.dtype, str(model.device))
+    """Return what a model's passes can verify, tested once for layers of these kinds."""
+    key = verdict_key(model)
     if key not in session.shapes:
         session.shapes[key] = _find_shape(model)
     found = session.shapes[key]
@@ -63,6 +64,8 @@ def shape_of(model: Any, session: Session) -> Shape:
 
 
 def _find_shape(model: Any) -> Shape:
+    if (reason := reason_for_layers(model)) is not None:
+        return Shape("plain", reason)
     reason = reason_for_no_tree(model) or find_fault(model)
     if reason is None:
         return Shape("tree")

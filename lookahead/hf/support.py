@@ -25,7 +25,6 @@ __all__ = ["reason_for_call", "reason_for_model", "reason_for_no_tree"]
 def reason_for_model(model: Any) -> str | None:
     """Say why a model runs plain whatever it is asked, or None."""
     config = model.config
-    text = config.get_text_config(decoder=True)
     if config.is_encoder_decoder:
         return "encoder-decoder models are not supported yet"
     if model.training:

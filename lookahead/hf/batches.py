@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from transformers import LogitsProcessorList
 
-__all__ = ["left_padded", "until_end"]
+__all__ = ["left_padded", "processors_of_row", "until_end"]
+
+
+def processors_of_row(processors: Iterable[Any], slot: int, batch: int) -> LogitsProcessorList:
+    """Return the logits processors of a batch as they are for one of its rows.
+
+    The library's repetition penalty is told how long the padding of each row is; a processor that
+    is called with one row needs that row's length alone.
+    """
+    return LogitsProcessorList([_of_row(one, slot, batch) for one in processors])
+
+
+def _of_row(processor: Any, slot: int, batch: int) -> Any:
+    lengths = getattr(processor, "prompt_ignore_length", None)
+    if not isinstance(lengths, torch.Tensor) or lengths.shape != (batch,):
+        return processor
+    own = copy.copy(processor)
+    own.prompt_ignore_length = lengths[slot : slot + 1]
+    return own
 
 
 def left_padded(model: Any, prompts: Sequence[list[int]]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from lookahead.drafters import MergedDrafter
 from lookahead.drafters.window_choice import most_window_rows
 from lookahead.engine import Engine
 from lookahead.errors import UnsupportedError
+from lookahead.hf.batches import processors_of_row
 from lookahead.hf.cache import SlotCache
 from lookahead.hf.compat import cache_argument, vocab_size
 from lookahead.hf.drafting import exit_fault, layer_split, node_drafters
@@ -199,8 +200,11 @@ def _sequence(
     returns = settings.return_dict_in_generate
     scores: list[Tensor] | None = [] if returns and settings.output_scores else None
     logits: list[Tensor] | None = [] if returns and settings.output_logits else None
+    processors = call.logits_processor
+    if call.batch > 1:
+        processors = processors_of_row(processors, slot, call.batch)
     chooser = NodeChooser(
-        call.logits_processor if len(call.logits_processor) else None,
+        processors if len(processors) else None,
         sample=settings.do_sample,
         temperature=settings.temperature or 1.0,
         scores=scores,

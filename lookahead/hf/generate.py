@@ -48,6 +48,7 @@ __all__ = [
     "Extras",
     "Prepared",
     "by_name",
+    "cost_curve",
     "decode",
     "library_loop",
     "prepare",
@@ -161,7 +162,7 @@ def decode(
         split,
         exit_fault(call.model, session, split),
     )
-    curve = _curve(call.model, learnt)
+    curve = cost_curve(call.model, learnt)
     sequences = []
     for slot, context in enumerate(contexts):
         drafter = MergedDrafter(
@@ -293,7 +294,8 @@ def _verdict(model: Any, session: Session) -> str | None:
     return session.verdicts[key]
 
 
-def _curve(model: Any, learnt: Learnt) -> CostCurve:
+def cost_curve(model: Any, learnt: Learnt) -> CostCurve:
+    """Return what passes of a model cost here, as far as it is known."""
     device = model.device.type
     half = model.dtype in (torch.bfloat16, torch.float16)
     kind = ("cpu-16bit" if half else "cpu") if device == "cpu" else "other"

@@ -13,6 +13,14 @@ import torch
 from tests.helpers import fresh
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--transformers-checkout",
+        metavar="PATH",
+        help="a checkout of the installed release of transformers, for its own tests",
+    )
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _compiled_pool() -> Iterator[None]:
     import ngram_pool

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from lookahead.cli import bench, calibrate, chat, generate, memory, run
+from lookahead.cli import bench, calibrate, chat, explain, generate, memory, run
 from lookahead.cli.console import print_error
 from lookahead.errors import ConfigError, LookaheadError, LookaheadWarning
 
@@ -31,6 +31,7 @@ app.command("chat")(chat.chat)
 app.command("run", context_settings=run.CONTEXT_SETTINGS)(run.run)
 app.command("bench")(bench.bench)
 app.command("calibrate")(calibrate.calibrate)
+app.command("explain")(explain.explain)
 app.add_typer(memory.app, name="memory")
 
 

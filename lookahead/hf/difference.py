@@ -28,6 +28,8 @@ class Difference:
         Its place among the new tokens, from 0.
     plain, fast : int
         The token of either run.
+    plain_logits, fast_logits : tuple of two float
+        Logits of ``plain`` and of ``fast``, in this order, in either run.
     gap : float
         How far the two tokens' logits lie apart in the plain run.
     rounding : float
@@ -37,6 +39,8 @@ class Difference:
     index: int
     plain: int
     fast: int
+    plain_logits: tuple[float, float]
+    fast_logits: tuple[float, float]
     gap: float
     rounding: float
 
@@ -91,10 +95,13 @@ def find_difference(model: Any, ids: Tensor, **options: Any) -> Difference | Non
         return None
     logits = [torch.cat(result.logits[: index + 1]).float() for result in (plain, fast)]
     token, other = ours[0][index], ours[1][index]
+    one, two = ((float(run[index, token]), float(run[index, other])) for run in logits)
     return Difference(
         index=index,
         plain=token,
         fast=other,
-        gap=float((logits[0][index, token] - logits[0][index, other]).abs()),
+        plain_logits=one,
+        fast_logits=two,
+        gap=abs(one[0] - one[1]),
         rounding=float((logits[0] - logits[1]).abs().max()),
     )

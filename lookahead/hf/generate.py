@@ -58,6 +58,7 @@ __all__ = [
     "Extras",
     "Prepared",
     "by_name",
+    "cost_curve",
     "decode",
     "library_loop",
     "prepare",
@@ -168,7 +169,7 @@ def decode(
         exit_fault(call.model, session, split),
         outputs,
     )
-    curve = _curve(call.model, learnt)
+    curve = cost_curve(call.model, learnt)
     draws = _draws(call)
     stream = None
     if extras.streamer is not None and call.batch > 1:
@@ -385,7 +386,8 @@ def _outputs(call: Prepared, cache: SlotCache) -> StepOutputs | None:
     return StepOutputs(fields, cache, call.batch, layer_types(call.model))
 
 
-def _curve(model: Any, learnt: Learnt) -> CostCurve:
+def cost_curve(model: Any, learnt: Learnt) -> CostCurve:
+    """Return what passes of a model cost here, as far as it is known."""
     device = model.device.type
     half = model.dtype in (torch.bfloat16, torch.float16)
     kind = ("cpu-16bit" if half else "cpu") if device == "cpu" else "other"

@@ -60,7 +60,7 @@ def reason_for_layers(model: nn.Module) -> str | None:
         for name, module in _unusual(model):
             try:
                 reason = _reason(module, precision(model))
-            except Exception:  # noqa: BLE001, S112 - made-up rows may fit nowhere
+            except Exception:  # noqa: BLE001 - made-up rows may fit nowhere
                 continue
             if reason is not None:
                 return f"{name} ({_kind(module)}) {reason}"

@@ -488,6 +488,31 @@ def test_a_batch_of_ragged_rows_takes_the_option(option, family):
     check(model, None if option == "embeddings" else ids, **arguments)
 
 
+ROW_WISE = (
+    "repetition_penalty",
+    "repetition_reward",
+    "no_repeat_ngram_size",
+    "bad_words_ids",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "min_new_tokens",
+    "sequence_bias",
+    "remove_invalid_values",
+)
+
+
+@pytest.mark.parametrize("lengths", [(19, 19), (5, 19, 11)])
+@pytest.mark.parametrize("option", ROW_WISE)
+def test_a_batch_takes_processors_that_look_at_one_row(option, lengths):
+    rows = [prompt(n, seed=n, repeat=n // 4)[0] for n in lengths]
+    ids = torch.stack([torch.cat([torch.zeros(19 - len(r), dtype=torch.long), r]) for r in rows])
+    mask = torch.stack([(torch.arange(19) >= 19 - len(r)).long() for r in rows])
+    arguments = {"max_new_tokens": 14, "do_sample": False, **OPTIONS[option]}
+    check(shared(), ids, attention_mask=mask, **arguments)
+
+
 def test_positions_that_run_out_fail_as_in_plain():
     model = make_model("gpt2", n_positions=40)
     streamers = [Recorder(), Recorder()]

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-import lookahead
 from lookahead.hf import layers
 from tests.helpers import check, fresh, prompt, run
 

@@ -55,6 +55,9 @@ class TableTarget:
     def prompt_hidden(self, slot: int) -> Tensor | None:
         return None
 
+    def may_draft(self, slot: int) -> bool:
+        return True
+
     def verify(
         self,
         slots: Seq[int],

@@ -127,7 +127,7 @@ class SlotCache(Cache):
             if theirs.is_initialized:
                 self.layers[index].load(theirs.keys, theirs.values, theirs.get_seq_length())
 
-    def prompt_read(self, num_slots: int) -> None:
+    def prompt_read(self, num_slots: int = 0) -> None:
         """Turn from reading the prompt to verifying trees: lengths count from here on.
 
         ``num_slots`` is what there is to hold by now, for a cache that holds states alone.

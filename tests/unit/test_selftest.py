@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import lookahead
-from lookahead.hf import masks, selftest
+from lookahead.hf import chain, masks, selftest, shape
 from lookahead.hf.cache import SlotLayer
+from lookahead.session import Session
 from tests.drafters import Oracle
 from tests.helpers import FAMILIES, check, fresh, make_gpt_neo, new_ids, prompt, shared
 
@@ -69,8 +70,28 @@ def test_a_model_that_raises_is_a_fault_in_one_line(monkeypatch):
     assert fault == "a pass over a tree raised ValueError: first line"
 
 
+@pytest.mark.parametrize(
+    ("rule", "takes_mask"),
+    [(lambda rule, _: rule, True), (lambda *_: lambda b, h, q, k: q + k >= 0, False)],
+    ids=["causal", "none"],
+)
+def test_a_model_that_reads_no_tree_may_read_a_chain(rule, takes_mask, monkeypatch):
+    monkeypatch.setattr(masks, "_tree_rule", rule)
+    model = fresh()
+    text = IDS[0].tolist() + new_ids(model, IDS, 12)
+    with lookahead.accelerate(model, strict=True, drafters=(Oracle(text),), sources=()):
+        fast = model.generate(IDS, max_new_tokens=12, do_sample=False)
+        stats = lookahead.last_stats(model)
+    assert fast[0].tolist() == text
+    assert (stats.shape, stats.mean_acceptance_length > 3) == ("chain", True)
+    assert "differ from plain ones" in stats.notes[0]
+    found = shape.shape_of(model, Session())
+    assert (found.name, found.takes_mask) == ("chain", takes_mask)
+
+
 def test_a_faulty_model_runs_plain_with_that_reason(monkeypatch):
     monkeypatch.setattr(masks, "_tree_rule", lambda rule, visibility: rule)
+    monkeypatch.setattr(chain.ChainTarget, "keep", lambda self, slot, path: None)
     model = fresh()
     plain = model.generate(IDS, max_new_tokens=12, do_sample=False)
     with lookahead.accelerate(model):
@@ -102,9 +123,7 @@ def test_families_that_cannot_bear_a_tree_run_plain_with_a_reason(family, reason
 
 def test_it_is_asked_once_for_each_attention_and_dtype(monkeypatch):
     asked = []
-    from lookahead.hf import generate
-
-    monkeypatch.setattr(generate, "find_fault", lambda model: asked.append(model.dtype))
+    monkeypatch.setattr(shape, "find_fault", lambda model: asked.append(model.dtype))
     model = fresh()
     with lookahead.accelerate(model, strict=True):
         for dtype in (torch.float32, torch.float32, torch.bfloat16, torch.float32):
@@ -137,16 +156,19 @@ def test_a_tiny_vocabulary_is_enough(vocab):
 
 
 @pytest.mark.parametrize("window", [16, 256])
-def test_a_model_that_cuts_its_window_by_slot_in_code_of_its_own_runs_plain(window):
-    """GPT-Neo gave other ids than plain generation once its local layers' window was exceeded."""
+@pytest.mark.parametrize("length", [20, 470])
+def test_a_model_that_cuts_its_window_by_slot_in_code_of_its_own_reads_chains(window, length):
+    """GPT-Neo gave other ids than plain generation once its local layers' window was exceeded.
+
+    And near its last position, here the 512th, a tree ran past its table.
+    """
     model = make_gpt_neo(window)
-    plain = model.generate(IDS, max_new_tokens=40, do_sample=False)
-    with (
-        lookahead.accelerate(model, nodes=16),
-        pytest.warns(lookahead.LookaheadWarning, match="cuts its local windows by slot"),
-    ):
-        fast = model.generate(IDS, max_new_tokens=40, do_sample=False)
-    assert fast.tolist() == plain.tolist()
+    ids = prompt(length, repeat=4)
+    text = model.generate(ids, max_new_tokens=42, do_sample=False)[0].tolist()
+    for settings in ({"drafters": (Oracle(text),)}, {"drafters": (Oracle(text, 4, 2),)}, {}):
+        runs = check(model, ids, settings=settings | {"nodes": 16}, max_new_tokens=42)
+        assert runs.stats.shape == "chain"
+        assert "cuts its local windows by slot" in runs.stats.notes[0]
     assert "differ from plain ones" in selftest.find_fault(model)
 
 

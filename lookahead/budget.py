@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -232,6 +232,8 @@ class Plan:
         What one more token of a sequence is worth in seconds; None where time is no matter.
     is_chain : bool
         One branch only.
+    is_shared : bool
+        The trees of several sequences are cut to one size afterwards, by :meth:`Budget.size`.
     """
 
     max_nodes: int
@@ -239,6 +241,7 @@ class Plan:
     trust: float = 1.0
     token_s: float | None = None
     is_chain: bool = False
+    is_shared: bool = False
 
 
 class Budget:
@@ -276,7 +279,22 @@ class Budget:
         seconds = self._curve.seconds(live)
         # A plain pass brings one token to each of them.
         token_s = None if seconds is None else float(seconds[-1]) / live
-        return Plan(max_nodes, costs, self._trust.share, token_s, self._is_chain)
+        return Plan(max_nodes, costs, self._trust.share, token_s, self._is_chain, live > 1)
+
+    def size(self, trees: Sequence[DraftTree], plan: Plan) -> int:
+        """Return the nodes that each tree of a pass should have.
+
+        All sequences of a pass have as many rows as the longest, so what one tree gains from a
+        node more is paid for by all of them.
+        """
+        assert plan.costs is not None
+        gains = np.zeros(plan.max_nodes + 1)
+        for tree in trees:
+            # Most probable first: the order in which trees are grown.
+            nodes = np.sort(tree.probabilities[1:])[::-1]
+            gains[1 : len(nodes) + 1] += nodes
+        tokens = len(trees) + plan.trust * np.cumsum(gains)
+        return int(np.argmax(tokens / plan.costs))
 
     def costs(self, max_nodes: int, live: int) -> NDArray[np.float32]:
         """Return the relative time of a pass with 0 to ``max_nodes`` nodes a sequence."""

@@ -108,7 +108,7 @@ class Engine:
         # Draft: guess continuations of the last committed token.
         with stats.timed("draft"):
             plan = self._budget.plan(len(live))
-            trees = [self._draft(s, plan) for s in live]
+            trees = self._trees(live, plan)
             windows = self._windows(live, trees) if plan.max_nodes else [None] * len(live)
 
         # Verify: one target pass scores every node of every tree.
@@ -157,6 +157,17 @@ class Engine:
                     )
                 )
         self._budget.learn_step(len(live), emitted, time.perf_counter() - begun)
+
+    def _trees(self, live: Seq[Sequence], plan: Plan) -> list[DraftTree]:
+        """Draft a tree for each sequence; in a batch all of them have the size that pays."""
+        trees = [self._draft(sequence, plan) for sequence in live]
+        if not plan.is_shared:
+            return trees
+        size = self._budget.size(trees, plan)
+        return [
+            s.drafter.cut(size) if len(tree) > size else tree
+            for s, tree in zip(live, trees, strict=True)
+        ]
 
     def _draft(self, sequence: Sequence, plan: Plan) -> DraftTree:
         depth = self._max_depth(sequence) if self._target.may_draft(sequence.slot) else 0

@@ -51,6 +51,9 @@ class TreeDrafter(Protocol):
         ``noise`` is what :meth:`Chooser.noise` says of the next draws.
         """
 
+    def cut(self, max_nodes: int) -> DraftTree:
+        """Return the tree that was drafted last with so many nodes at most."""
+
     def window(
         self, context: list[int], max_offset: int | None, costs: NDArray[np.float64] | None
     ) -> WindowRows | None:

@@ -103,6 +103,7 @@ class MergedDrafter:
             if bit > 2 or name in config.sources:
                 stats.by_source.setdefault(name, SourceStats())
         self._proposal: Proposal | None = None
+        self._grow: Callable[..., Proposal] = pool.propose  # the tree of this step again
         self._prompt_rows: Iterator[PromptRows] = iter(())
         self._round_s: dict[int, float] = {}  # seconds of a round, by source
 
@@ -162,7 +163,7 @@ class MergedDrafter:
             return DraftTree.only_root(context[-1] if context else 0)
         grow = functools.partial(
             self._pool.propose,
-            max_nodes,
+            max_nodes=max_nodes,
             max_depth=max_depth,
             min_probability=MIN_PROBABILITY,
             ngrams="ngrams" in self._config.sources,
@@ -175,7 +176,15 @@ class MergedDrafter:
             offers += self._answers(
                 source, context, grow, offers, Answers(source, max_depth), plan, noise
             )
-        self._proposal = grow(costs=plan.costs, trust=plan.trust, offers=offers)
+        costs = None if plan.is_shared else plan.costs
+        self._grow = functools.partial(grow, costs=costs, trust=plan.trust, offers=offers)
+        self._proposal = self._grow()
+        return as_tree(self._proposal)
+
+    def cut(self, max_nodes: int) -> DraftTree:
+        """Return the tree that was drafted last with so many nodes at most, the best ones."""
+        assert self._proposal is not None
+        self._proposal = self._grow(max_nodes=max_nodes)
         return as_tree(self._proposal)
 
     def _answers(

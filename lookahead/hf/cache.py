@@ -187,6 +187,12 @@ class SlotCache(Cache):
         for layer in self._slot_layers:
             layer.trim()
 
+    def select(self, rows: Sequence[int]) -> None:
+        """Hold these sequences only, in this order."""
+        for layer in self._slot_layers:
+            layer.select(rows)
+        self._lengths.rows = [self._lengths.rows[row] for row in rows]
+
     def give_back(self) -> Cache:
         """Hand the rows back in the cache that was given, as plain generation leaves it.
 

@@ -168,6 +168,7 @@ def decode(
         split,
         exit_fault(call.model, session, split),
         outputs,
+        lets_go=not keeps_cache(call, given) and not call.model.config.is_encoder_decoder,
     )
     curve = cost_curve(call.model, learnt)
     draws = _draws(call)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
@@ -147,6 +149,13 @@ class SlotLayer(CacheLayerMixin):
         for buffer in (self.keys, self.values):
             buffer[slot, :, low:high] = buffer[slot].index_select(1, source + low)
 
+    def select(self, rows: Sequence[int]) -> None:
+        """Hold these sequences only, in this order."""
+        if self.is_initialized:
+            wanted = torch.tensor(rows, device=self.device)
+            self.keys = self.keys.index_select(0, wanted)
+            self.values = self.values.index_select(0, wanted)
+
     def trim(self) -> None:
         """Let go of slots that no later row of a sliding-window layer can see."""
         if self.window is None or not self.is_initialized:
@@ -234,6 +243,13 @@ class IndexedSlotLayer(SlotLayer):
             self._indexed = end
         self.is_indexer_initialized = True
         return held[:, :end]
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Hold these sequences only, in this order."""
+        super().select(rows)
+        if self.indexer_keys is not None:
+            wanted = torch.tensor(rows, device=self.indexer_keys.device)
+            self.indexer_keys = self.indexer_keys.index_select(0, wanted)
 
     def keep(self, slot: int, base: int, source: Tensor) -> None:
         """Move rows ``base + source`` of a sequence down to ``base`` and on, in order."""

@@ -37,6 +37,11 @@ __all__ = ["HFTarget"]
 ROWS_AT_A_TIME = 32
 
 
+#: Arguments of a call, by the end of their names, that have a row for each sequence and are used
+#: in every pass.
+BY_ROW = ("token_type_ids",)
+
+
 class HFTarget:
     """One call's view of a model: its prompts, its cache, and passes over trees.
 
@@ -58,6 +63,8 @@ class HFTarget:
         Asked with an exit layer before it is used; see :func:`~lookahead.hf.selftest.exit_verdict`.
     outputs : StepOutputs or None
         Collects hidden states and attentions of what is kept, where the caller wants them.
+    lets_go : bool
+        Whether K/V of sequences that are not run any more may be dropped.
     """
 
     def __init__(
@@ -72,8 +79,12 @@ class HFTarget:
         split: LayerSplit | None = None,
         exit_fault: Callable[[int], str | None] | None = None,
         outputs: StepOutputs | None = None,
+        *,
+        lets_go: bool = False,
     ) -> None:
         self._model = model
+        self._slots = list(range(len(contexts)))  # the sequence in each row of the batch
+        self._lets_go = lets_go and not _has_more_of_rows(model_kwargs, len(contexts))
         self._input_ids = input_ids
         self._contexts = contexts
         self._generation_config = generation_config
@@ -255,15 +266,32 @@ class HFTarget:
         self._left = {}
         if self._early is not None:
             return [self._verify_rest(self._early, slots[0], trees[0])]
-        by_slot: list[Rows | None] = [None] * len(self._contexts)
-        for slot, tree, window in zip(slots, trees, windows or [None] * len(slots), strict=True):
-            by_slot[slot] = self._rows(slot, tree, window)
+        if self._lets_go and len(slots) < len(self._slots):
+            self._let_go_of_others(slots)
+        places = [self._slots.index(slot) for slot in slots]
+        by_place: list[Rows | None] = [None] * len(self._slots)
+        for place, slot, tree, window in zip(
+            places, slots, trees, windows or [None] * len(slots), strict=True
+        ):
+            by_place[place] = self._rows(slot, tree, window)
         with self._watching() as left:
-            rows = self._run_rows(by_slot)
-        for slot, tree in zip(slots, trees, strict=True):
+            rows = self._run_rows(by_place)
+        for place, slot, tree in zip(places, slots, trees, strict=True):
             for layer, hidden in left.items():
-                self._left[slot, layer] = hidden[slot, : len(tree.tokens)]
-        return [rows[slot] for slot in slots]
+                self._left[slot, layer] = hidden[place, : len(tree.tokens)]
+        return [rows[place] for place in places]
+
+    def _let_go_of_others(self, slots: Sequence[int]) -> None:
+        """Go on with these sequences alone: rows that nobody reads cost as much as others."""
+        rows = [self._slots.index(slot) for slot in slots]
+        self._slots = list(slots)
+        self._cache.select(rows)
+        self._first_position = self._first_position[..., rows]
+        if self._live_prompt is not None:
+            self._live_prompt = self._live_prompt[rows]
+        for name, value in self._kwargs.items():
+            if name.endswith(BY_ROW) and isinstance(value, Tensor) and value.shape[0] > 1:
+                self._kwargs[name] = value[rows]
 
     def may_draft(self, slot: int) -> bool:  # noqa: ARG002 - a chain may say no
         """Say whether the next pass can verify guesses of a sequence."""
@@ -284,7 +312,7 @@ class HFTarget:
             self._early = None
         if self._outputs is not None:
             self._outputs.keep(slot, path)
-        self._cache.keep(slot, path, early)
+        self._cache.keep(self._slots.index(slot), path, early)
 
     def _run_first(
         self, early: EarlyRows, tree: DraftTree, nodes: Iterable[int]
@@ -316,15 +344,17 @@ class HFTarget:
                 self._left[slot, layer] = known
         return seen
 
-    def _run_rows(self, by_slot: Sequence[Rows | None]) -> list[PassRows]:
+    def _run_rows(self, by_place: Sequence[Rows | None]) -> list[PassRows]:
         """Run a forward over the rows of each sequence; nobody reads those of None."""
-        there = [rows for rows in by_slot if rows is not None]
+        there = [rows for rows in by_place if rows is not None]
         num_rows = max(map(len, there))
-        tokens = np.zeros((len(by_slot), num_rows), dtype=np.int64)
-        for slot, rows in enumerate(by_slot):
+        tokens = np.zeros((len(by_place), num_rows), dtype=np.int64)
+        for place, rows in enumerate(by_place):
             if rows is not None:
-                tokens[slot, : len(rows)] = rows.tokens
-        corners = [None if rows is None else Corner(rows.may_see, rows.offsets) for rows in by_slot]
+                tokens[place, : len(rows)] = rows.tokens
+        corners = [
+            None if rows is None else Corner(rows.may_see, rows.offsets) for rows in by_place
+        ]
         read = _rows_read(there)
         with output_input(self._model, read if len(read) < num_rows else None) as seen:
             # In 32 bits an argmax is four times faster than in 16, and no less exact.
@@ -335,7 +365,9 @@ class HFTarget:
         hidden = seen.of_rows(num_rows)
         if logits.shape[1] == num_rows:  # the output layer was not ours to narrow
             read = list(range(num_rows))
-        return [_pass_rows(rows, logits, hidden, slot, read) for slot, rows in enumerate(by_slot)]
+        return [
+            _pass_rows(rows, logits, hidden, place, read) for place, rows in enumerate(by_place)
+        ]
 
     def _run(
         self, tokens: NDArray[np.int64], corners: Sequence[Corner | None], behind: int = 0
@@ -418,6 +450,17 @@ class HFTarget:
         return Visibility(
             visible, torch.from_numpy(row_slots).to(device), torch.from_numpy(key_slots).to(device)
         )
+
+
+def _has_more_of_rows(model_kwargs: dict[str, Any], batch: int) -> bool:
+    """Say whether a call has tensors of all sequences that could not be told apart by name."""
+    return any(
+        isinstance(value, Tensor)
+        and value.ndim > 0
+        and value.shape[0] == batch
+        and not name.endswith((*BY_ROW, "attention_mask", "position_ids"))
+        for name, value in model_kwargs.items()
+    )
 
 
 def _pass_rows(

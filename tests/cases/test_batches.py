@@ -151,7 +151,9 @@ def test_j3_rows_that_accept_differently_keep_their_own_lengths(family, monkeypa
         for slot, tree in zip(slots, trees, strict=True):
             if len(self._contexts) != 3:  # the self-test
                 break
-            lengths.append((slot, self._cache.lengths[slot], int(tree.tokens[0])))
+            lengths.append(
+                (slot, self._cache.lengths[self._slots.index(slot)], int(tree.tokens[0]))
+            )
         return verify(self, slots, trees, windows)
 
     monkeypatch.setattr(target_module.HFTarget, "verify", watched)

@@ -19,7 +19,11 @@ import torch
 from torch import Tensor
 from transformers import GenerationMixin, StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
-from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerateDecoderOnlyOutput
+from transformers.generation.utils import (
+    GENERATION_MODES_MAPPING,
+    GenerateDecoderOnlyOutput,
+    GenerateEncoderDecoderOutput,
+)
 
 import ngram_pool
 from lookahead.budget import Budget, CostCurve
@@ -32,6 +36,7 @@ from lookahead.errors import UnsupportedError
 from lookahead.hf.cache import SlotCache
 from lookahead.hf.compat import cache_argument, vocab_size
 from lookahead.hf.drafting import exit_fault, layer_split, node_drafters
+from lookahead.hf.encoder_decoder import self_attention_part, whole_cache
 from lookahead.hf.fingerprint import identify, weights_key
 from lookahead.hf.masks import install
 from lookahead.hf.prompts import prompt_mask, prompt_positions
@@ -123,7 +128,7 @@ def prepare(call: Prepared, config: Config, session: Session, extras: Extras) ->
     if reason is not None:
         raise UnsupportedError(reason)
     install()
-    slots = SlotCache(cache, call.batch, _slot_limit(call, config))
+    slots = SlotCache(self_attention_part(cache), call.batch, _slot_limit(call, config))
     if fault := _verdict(call.model, session):
         raise UnsupportedError(fault)
     return slots
@@ -156,12 +161,12 @@ def decode(
 
     Returns
     -------
-    Tensor, int64, [batch, tokens], or GenerateDecoderOnlyOutput
+    Tensor, int64, [batch, tokens], or GenerateDecoderOnlyOutput or GenerateEncoderDecoderOutput
         What the library's own loop returns for the same call.
     """
     start = time.perf_counter()
     given = call.model_kwargs[call.cache_name]
-    call.model_kwargs[call.cache_name] = cache
+    call.model_kwargs[call.cache_name] = whole_cache(cache, given)
     if extras.streamer is not None:
         extras.streamer.put(call.input_ids.cpu())
     contexts = _contexts(call)
@@ -288,6 +293,7 @@ def _max_positions(call: Prepared) -> int | None:
     limits = [
         getattr(text, "max_position_embeddings", None),
         getattr(text, "max_target_positions", None),  # Whisper's
+        getattr(text, "max_decoder_position_embeddings", None),  # LED's
         furthest_guess(text, positions),
     ]
     known = [limit for limit in limits if limit is not None]
@@ -338,12 +344,13 @@ def _result(
     wants_cache = call.generation_config.return_dict_in_generate or getattr(
         given, "_is_user_defined", False
     )
-    returned = cache.give_back() if wants_cache else None
+    returned = whole_cache(cache.give_back(), given) if wants_cache else None
     ids = _join([s.seen.ids for s in sequences], call.generation_config._pad_token_tensor)
     if not call.generation_config.return_dict_in_generate:
         return ids
     one = sequences[0]
-    result = GenerateDecoderOnlyOutput(
+    two = call.model.config.is_encoder_decoder
+    result = (GenerateEncoderDecoderOutput if two else GenerateDecoderOnlyOutput)(
         sequences=ids,
         scores=None if one.scores is None else tuple(one.scores),
         logits=None if one.logits is None else tuple(one.logits),

@@ -51,10 +51,7 @@ ROW_WISE = tuple(
 
 def reason_for_model(model: Any) -> str | None:
     """Say why a model runs plain whatever it is asked, or None."""
-    config = model.config
-    text = config.get_text_config(decoder=True)
-    if config.is_encoder_decoder:
-        return "encoder-decoder models are not supported yet"
+    text = model.config.get_text_config(decoder=True)
     if model.training:
         return "the model is in training mode; call model.eval() first"
     if model._is_stateful:
@@ -108,6 +105,8 @@ def reason_for_call(
             return f"{name}=True asks for the tensors of single-token passes"
     if cache is None or model_kwargs.get("use_cache") is False:
         return "it was called with use_cache=False, and a tree needs a cache"
+    if model.config.is_encoder_decoder and getattr(cache, "_is_user_defined", False):
+        return "a cache passed in with an encoder-decoder model is not supported yet"
     if positions.shape[-1] == 0:
         return "the prompt is empty"
     if model_kwargs.get("mm_encoder_outputs") is not None:

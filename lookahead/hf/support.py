@@ -109,8 +109,6 @@ def reason_for_call(
         return "a cache passed in with an encoder-decoder model is not supported yet"
     if positions.shape[-1] == 0:
         return "the prompt is empty"
-    if model_kwargs.get("mm_encoder_outputs") is not None:
-        return "prompts with images or sound are not supported yet"
     text = model.config.get_text_config(decoder=True)
     if reason := reason_for_rope(text, positions, num_new, batch):
         return reason

@@ -361,8 +361,9 @@ class HFTarget:
             kwargs[self._positions_name] = positions
         for name, value in kwargs.items():
             if name.endswith("token_type_ids") and value is not None:
-                # Plain decoding gives every new token the type of the last one.
-                kwargs[name] = value[..., -1:].expand(*value.shape[:-1], tokens.shape[1])
+                # Plain decoding gives every new token the type of the last one, or that of text.
+                last = torch.zeros_like if name == "mm_token_type_ids" else torch.clone
+                kwargs[name] = last(value[..., -1:]).expand(*value.shape[:-1], tokens.shape[1])
         if "logits_to_keep" in kwargs:
             kwargs["logits_to_keep"] = 0
         inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(

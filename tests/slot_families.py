@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from tests.helpers import VOCAB, _finish
 
@@ -79,4 +80,63 @@ def make_slot_family(family: str, *, attention: str = "eager", seed: int = 0) ->
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     model = _finish(model)
     model.generation_config.use_cache = True  # MPT's configuration says no
+    return model
+
+
+_TWO = {k: v for k, v in _BART.items() if k != "is_decoder"} | {"decoder_start_token_id": 1}
+_T5 = _ENDS | {
+    "d_model": 64,
+    "d_kv": 16,
+    "d_ff": 96,
+    "num_layers": 2,
+    "num_decoder_layers": 2,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 16,
+    "decoder_start_token_id": 0,
+}
+_SPARSE = {"num_experts": 4, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1}
+
+#: Encoder-decoders that read text: sizes by model type, and whether the library has sdpa for it.
+TWO_PART_FAMILIES: dict[str, tuple[dict[str, Any], bool]] = {
+    "t5": (_T5, True),
+    "mt5": (_T5, True),
+    "umt5": (_T5, True),
+    "longt5": (_T5, False),
+    "switch_transformers": (_T5 | _SPARSE, False),
+    "bart": (_TWO, True),
+    "mbart": (_TWO, True),
+    "marian": (_TWO, True),
+    "pegasus": (_TWO, True),
+    "pegasus_x": (_TWO, False),
+    "blenderbot": (_TWO, True),
+    "plbart": (_TWO, True),
+    "mvp": (_TWO, False),
+    "m2m_100": (_TWO, True),
+    "nllb-moe": (_TWO | {"num_experts": 4}, False),
+}
+
+
+def make_two_parts(family: str, *, attention: str = "eager", seed: int = 0) -> Any:
+    """Make an encoder-decoder model with large weights, which searches greedily by default."""
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(family, **TWO_PART_FAMILIES[family][0])
+    model = AutoModelForSeq2SeqLM.from_config(config, attn_implementation=attention)
+    return _greedy(_finish(model))
+
+
+def make_whisper(*, attention: str = "eager", seed: int = 0) -> Any:
+    """Make a small Whisper, which hears 40 frames of 8 values."""
+    torch.manual_seed(seed)
+    sizes = {"num_mel_bins": 8, "max_source_positions": 20, "max_target_positions": 128}
+    config = transformers.WhisperConfig(**(_TWO | sizes))
+    kind = transformers.WhisperForConditionalGeneration
+    return _greedy(_finish(kind._from_config(config, attn_implementation=attention)))
+
+
+def _greedy(model: Any) -> Any:
+    settings = model.generation_config
+    settings.num_beams, settings.forced_eos_token_id = 1, None
+    settings.no_repeat_ngram_size = settings.length_penalty = settings.early_stopping = None
+    settings.max_length = settings.min_length = None
     return model

@@ -33,6 +33,7 @@ from lookahead.hf.cache import SlotCache
 from lookahead.hf.chain import MOST_AGAIN, ChainTarget
 from lookahead.hf.compat import vocab_size
 from lookahead.hf.drafting import exit_fault, layer_split, node_drafters
+from lookahead.hf.encoder_decoder import self_attention_part, whole_cache
 from lookahead.hf.fingerprint import identify, weights_key
 from lookahead.hf.in_step import BatchStream, fill_up
 from lookahead.hf.kinds import room_of
@@ -97,12 +98,14 @@ def prepare(call: Prepared, config: Config, session: Session, extras: Extras) ->
     if reason is not None:
         raise UnsupportedError(reason)
     install()
-    slots = SlotCache(cache, call.batch, _slot_limit(call, config))
+    slots = SlotCache(self_attention_part(cache), call.batch, _slot_limit(call, config))
     fields = wanted_outputs(call.generation_config)
     shape = shape_of(call.model, session)
     fault = shape.reason if shape.name == "plain" else None
     if shape.name == "chain":
         fault = _reason_for_chain(call, shape, slots, fields)
+    elif fault is None and fields and call.model.config.is_encoder_decoder:
+        fault = f"{' and '.join(fields)} of an encoder-decoder model are not supported yet"
     elif fault is None and fields:
         fault = _outputs_verdict(call.model, session, fields)
     if fault is not None:
@@ -137,12 +140,12 @@ def decode(
 
     Returns
     -------
-    Tensor, int64, [batch, tokens], or GenerateDecoderOnlyOutput
+    Tensor, int64, [batch, tokens], or GenerateDecoderOnlyOutput or GenerateEncoderDecoderOutput
         What the library's own loop returns for the same call.
     """
     start = time.perf_counter()
     given = call.model_kwargs[call.cache_name]
-    call.model_kwargs[call.cache_name] = cache
+    call.model_kwargs[call.cache_name] = whole_cache(cache, given)
     if extras.streamer is not None:
         extras.streamer.put(call.input_ids.cpu())
     contexts = _contexts(call)
@@ -300,6 +303,7 @@ def _max_positions(call: Prepared) -> int | None:
     limits = [
         getattr(text, "max_position_embeddings", None),
         getattr(text, "max_target_positions", None),  # Whisper's
+        getattr(text, "max_decoder_position_embeddings", None),  # LED's
         furthest_guess(text, positions),
     ]
     known = [limit for limit in limits if limit is not None]
@@ -322,7 +326,7 @@ def _slot_limit(call: Prepared, config: Config) -> int | None:
 
 def _reason_for_cache(call: Prepared, cache: Any) -> str | None:
     """Say what about the cache of this call lets it run plain, or None."""
-    room = room_of(cache)
+    room = room_of(self_attention_part(cache))
     if room is None:
         return None
     if call.model._valid_auto_compile_criteria(call.model_kwargs, call.generation_config):

@@ -11,8 +11,8 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -68,8 +68,8 @@ class Places:
         return self._known[key][1]
 
 
-#: Makes what a module does in a pass, in place of its forward.
-Correction = Callable[[nn.Module, Places], Instead]
+#: Makes what a module does in a pass, in place of a method of its own.
+Correction = Callable[[Any, Places], Instead]
 
 
 class PlaceReaders:
@@ -84,36 +84,38 @@ class PlaceReaders:
     """
 
     def __init__(self, model: Any, *, takes_positions: bool) -> None:
-        self._found: list[tuple[nn.Module, Correction]] = []
+        #: By the method that is replaced: modules, and what makes the replacement.
+        self._found: dict[str, list[tuple[nn.Module, Correction]]] = {}
         decoder = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
         for module in decoder.modules():
-            correction = _correction(module, takes_positions=takes_positions)
+            method, correction = _correction(module, takes_positions=takes_positions)
             if correction is not None:
-                self._found.append((module, correction))
+                self._found.setdefault(method, []).append((module, correction))
 
     def __len__(self) -> int:
-        return len(self._found)
+        return sum(map(len, self._found.values()))
 
-    def corrected(
-        self, visibility: Visibility, live: Tensor | None
-    ) -> AbstractContextManager[None]:
-        """Have the forwards of this thread in the block read places; see :class:`Places`."""
-        if not self._found:
-            return nullcontext()
+    @contextmanager
+    def corrected(self, visibility: Visibility, live: Tensor | None) -> Iterator[None]:
+        """Have the passes of this thread in the block read places; see :class:`Places`."""
         places = Places(visibility, live)
-        return instead({module: make(module, places) for module, make in self._found})
+        with ExitStack() as stack:
+            for method, found in self._found.items():
+                own = {module: make(module, places) for module, make in found}
+                stack.enter_context(instead(own, method))
+            yield
 
 
-def _correction(module: nn.Module, *, takes_positions: bool) -> Correction | None:
-    """Return what has to be done about a module, or None."""
+def _correction(module: nn.Module, *, takes_positions: bool) -> tuple[str, Correction | None]:
+    """Return the method to be replaced in a module, and by what, if anything."""
     known = _BY_CLASS.get(type(module).__name__)
     if known is not None:
-        return known
+        return "forward", known
     if getattr(module, "has_relative_attention_bias", False) and hasattr(module, "compute_bias"):
-        return _relative_bias if getattr(module, "is_decoder", False) else None
+        return "compute_bias", _relative_bias if getattr(module, "is_decoder", False) else None
     if not takes_positions and "cache_length" in _parameters(type(module).forward):
-        return _embedded_positions
-    return None
+        return "forward", _embedded_positions
+    return "", None
 
 
 @functools.lru_cache(maxsize=256)
@@ -121,7 +123,7 @@ def _parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(inspect.signature(forward).parameters)
 
 
-def _bloom(module: nn.Module, places: Places) -> Instead:  # noqa: ARG001
+def _bloom(module: Any, places: Places) -> Instead:  # noqa: ARG001
     def attend(forward: Instead, *args: Any, **kwargs: Any) -> Any:
         alibi = kwargs["alibi"]
         kwargs["alibi"] = places.once("alibi", alibi, lambda: _by_key(alibi, places.live_keys))
@@ -130,9 +132,8 @@ def _bloom(module: nn.Module, places: Places) -> Instead:  # noqa: ARG001
     return attend
 
 
-def _falcon(module: nn.Module, places: Places) -> Instead:
+def _falcon(module: Any, places: Places) -> Instead:
     """Correct ALiBi, which the mask contains as well."""
-    size: Any = module.head_dim
 
     def attend(forward: Instead, *args: Any, **kwargs: Any) -> Any:
         alibi, mask = kwargs["alibi"], kwargs["attention_mask"]
@@ -145,12 +146,12 @@ def _falcon(module: nn.Module, places: Places) -> Instead:
 
     def masked(mask: Tensor, alibi: Tensor) -> Tensor:
         lowest = torch.finfo(mask.dtype).min
-        return torch.where(mask == lowest, lowest, alibi / math.sqrt(size))
+        return torch.where(mask == lowest, lowest, alibi / math.sqrt(module.head_dim))
 
     return attend
 
 
-def _mpt(module: nn.Module, places: Places) -> Instead:  # noqa: ARG001
+def _mpt(module: Any, places: Places) -> Instead:  # noqa: ARG001
     def attend(forward: Instead, *args: Any, **kwargs: Any) -> Any:
         bias = kwargs["position_bias"]
         kwargs["position_bias"] = places.once("bias", bias, lambda: right(bias))
@@ -190,37 +191,29 @@ class _BiasOfBatch:
         return scores + self._bias
 
 
-def _relative_bias(module: nn.Module, places: Places) -> Instead:
-    """Hand T5 and its kin the bias between places; layers without one of their own are given it."""
+def _relative_bias(module: Any, places: Places) -> Instead:  # noqa: ARG001
+    """Compute the bias of T5 and its kin between places."""
 
-    def attend(forward: Instead, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("position_bias") is None:
-            kwargs["position_bias"] = bias()
-        return forward(*args, **kwargs)
-
-    compute_bias: Any = module.compute_bias
-
-    def bias() -> Tensor:
+    def compute(bias: Instead, *_: Any, **__: Any) -> Tensor:
         low, high = int(places.rows.min()), int(places.rows.max())
         # From every place where a row stands to every place: [heads, places of rows, places]
-        table = compute_bias(
-            high + 1 - low, high + 1, device=places.rows.device, past_seen_tokens=low
-        )[0]
+        table = bias(high + 1 - low, high + 1, device=places.rows.device, past_seen_tokens=low)[0]
         keys = places.keys.clamp(max=high)  # what lies ahead is not seen
         taken: Tensor = table[:, (places.rows - low)[:, :, None], keys[:, None, :]]
         return taken.transpose(0, 1)
 
-    return attend
+    return compute
 
 
-def _embedded_positions(module: nn.Module, places: Places) -> Instead:
+def _embedded_positions(module: Any, places: Places) -> Instead:
     """Embed every row at its place, as a single step of plain decoding would."""
     signature = inspect.signature(module.forward)
 
     def embed(forward: Instead, *args: Any, **kwargs: Any) -> Tensor:
         call = signature.bind(*args, **kwargs).arguments
-        counted = call.get("position_ids")  # by the family itself, from the length of the cache
-        made = by_positions(forward, call) if counted is not None else by_length(forward, call)
+        # Made by the family itself, from the length of the cache.
+        is_table = call.get("position_ids") is not None and isinstance(module, nn.Embedding)
+        made = by_positions(forward, call) if is_table else by_length(forward, call)
         places.embedded = made
         # RoFormer takes one set of positions for all sequences; see below.
         shared = len(made) == 1 or type(module).__name__.startswith("RoFormer")
@@ -234,6 +227,7 @@ def _embedded_positions(module: nn.Module, places: Places) -> Instead:
 
     def by_length(forward: Instead, call: dict[str, Any]) -> Tensor:
         rows = places.rows
+        call.pop("position_ids", None)
         joined: Tensor | None = None
         for place in rows.unique().tolist():
             there = rows == place
@@ -248,7 +242,7 @@ def _embedded_positions(module: nn.Module, places: Places) -> Instead:
     return embed
 
 
-def _roformer(module: nn.Module, places: Places) -> Instead:  # noqa: ARG001
+def _roformer(module: Any, places: Places) -> Instead:  # noqa: ARG001
     """Hand every sequence of a batch its own sinusoids; the family has one set for all."""
 
     def attend(forward: Instead, *args: Any, **kwargs: Any) -> Any:

@@ -28,11 +28,9 @@ def prompt_positions_name(model: Any) -> str:
 
 
 def takes_positions(model: Any) -> bool:
-    """Say whether the library hands position ids to a model when it generates."""
+    """Say whether a model can be told the positions of decoder tokens."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if inner.config.is_encoder_decoder:
-        return False
-    return "position_ids" in inspect.signature(inner.forward).parameters
+    return prompt_positions_name(model) in inspect.signature(inner.forward).parameters
 
 
 def prompt_mask(model: Any, model_kwargs: dict[str, Any]) -> Tensor | None:

@@ -8,10 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import MaxTimeCriteria
-from transformers.generation.utils import GenerateDecoderOnlyOutput
+from transformers.generation.utils import (
+    GenerateDecoderOnlyOutput,
+    GenerateEncoderDecoderOutput,
+)
 
 from lookahead.hf.cache import SlotCache
 from lookahead.hf.compat import cache_argument
+from lookahead.hf.encoder_decoder import whole_cache
 from lookahead.hf.outputs import StepOutputs
 from lookahead.hf.prompts import prompt_positions
 from lookahead.sequence import Sequence
@@ -95,14 +99,15 @@ def result_of(
     -------
     Tensor, int64, [batch, tokens], or GenerateDecoderOnlyOutput
     """
-    returned = cache.give_back() if keeps_cache(call, given) else None
+    returned = whole_cache(cache.give_back(), given) if keeps_cache(call, given) else None
     rows = [s.seen.ids for s in sequences]
     if len(rows) > 1 and ends_in_time(call):
         rows = _until_the_same_step(rows, call.generation_config._eos_token_tensor)
     ids = _join(rows, call.generation_config._pad_token_tensor)
     if not call.generation_config.return_dict_in_generate:
         return ids
-    result = GenerateDecoderOnlyOutput(
+    two = call.model.config.is_encoder_decoder
+    result = (GenerateEncoderDecoderOutput if two else GenerateDecoderOnlyOutput)(
         sequences=ids,
         scores=_stack([s.scores for s in sequences]),
         logits=_stack([s.logits for s in sequences]),

@@ -19,15 +19,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    EncoderDecoderCache,
+)
 
 from lookahead.errors import UnsupportedError
 from lookahead.hf.cache import SlotCache
 from lookahead.hf.compat import cache_argument, vocab_size
 from lookahead.hf.early import Corner
+from lookahead.hf.encoder_decoder import (
+    made_up_encoder_outputs,
+    self_attention_part,
+    whole_cache,
+)
 from lookahead.hf.layers import kinds_of_layers, precision
 from lookahead.hf.masks import Visibility
-from lookahead.hf.prompts import takes_positions
+from lookahead.hf.prompts import prompt_positions_name, takes_positions
 from lookahead.hf.split import LayerSplit
 from lookahead.hf.target import HFTarget
 from lookahead.session import Session
@@ -168,13 +178,17 @@ def _tree_pass(
 ) -> tuple[Tensor, Tensor]:
     """Return logits of root, a, a-b and c in one pass, and of a token after c is committed."""
     ids = torch.tensor([prompt], device=model.device)
-    cache = SlotCache(_untrimmed(model), 1)
+    given: Any = _untrimmed(model)
+    if model.config.is_encoder_decoder:
+        given = EncoderDecoderCache(given, DynamicCache())
+    cache = SlotCache(self_attention_part(given), 1)
     name = cache_argument(model)
     kwargs: dict[str, Any] = {
-        name: cache,
+        name: whole_cache(cache, given),
         "attention_mask": None,
         "use_cache": True,
         **positions_of(model, len(prompt)),
+        **made_up_encoder_outputs(model),
     }
     settings = SimpleNamespace(prefill_chunk_size=None, _mask_length=len(prompt))
     split = None if peeks is None else peeks.split
@@ -254,13 +268,14 @@ def positions_of(model: Any, number: int) -> dict[str, Any]:
     """Return positions by name as plain generation hands them in: a model might count otherwise."""
     if not takes_positions(model):
         return {}
-    return {"position_ids": torch.arange(number, device=model.device)[None]}
+    return {prompt_positions_name(model): torch.arange(number, device=model.device)[None]}
 
 
 def plain_logits(model: Any, ids: list[int]) -> Tensor:
     """Return what a plain pass without a cache gives for some tokens, float32, [tokens, vocab]."""
     tokens = torch.tensor([ids], device=model.device)
-    inputs = {"input_ids": tokens, **positions_of(model, len(ids))}
+    name = "decoder_input_ids" if model.config.is_encoder_decoder else "input_ids"
+    inputs = positions_of(model, len(ids)) | made_up_encoder_outputs(model) | {name: tokens}
     logits: Tensor = model(**inputs, use_cache=False, return_dict=True).logits[0]
     return logits.float()
 

@@ -69,7 +69,7 @@ def _find_shape(model: Any) -> Shape:
     reason = reason_for_no_tree(model) or find_fault(model)
     if reason is None:
         return Shape("tree")
-    for takes_mask in (True, False):
+    for takes_mask in () if model.config.is_encoder_decoder else (True, False):
         if find_chain_fault(model, takes_mask=takes_mask) is None:
             return Shape("chain", reason, takes_mask)
     return Shape("plain", reason)

@@ -153,38 +153,48 @@ class LayerSplit:
 
 
 class _ByThread:
-    """The forward of a module while it is overridden: each thread's own, or the one it had."""
+    """A method of a module while it is overridden: each thread's own, or the one it had."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.attribute: Any = vars(module).get("forward")  # an offloading hook's, say
-        self.forward: Instead = module.forward
+    def __init__(self, module: nn.Module, name: str) -> None:
+        self.attribute: Any = vars(module).get(name)  # an offloading hook's, say
+        self.original: Instead = getattr(module, name)
         self.own: dict[int, Instead] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         own = self.own.get(threading.get_ident())
-        return self.forward(*args, **kwargs) if own is None else own(self.forward, *args, **kwargs)
+        return (
+            self.original(*args, **kwargs) if own is None else own(self.original, *args, **kwargs)
+        )
 
 
 @contextmanager
-def instead(changed: Mapping[nn.Module, Instead]) -> Iterator[None]:
-    """Have modules do something else when this thread calls them in the block."""
+def instead(changed: Mapping[nn.Module, Instead], name: str = "forward") -> Iterator[None]:
+    """Have modules do something else when this thread calls them in the block.
+
+    Parameters
+    ----------
+    changed : dict of module to callable
+        Called with what it stands for and its arguments.
+    name : str
+        The method that it stands for.
+    """
     try:
         with _lock:
             for module, own in changed.items():
-                if not isinstance(vars(module).get("forward"), _ByThread):
-                    vars(module)["forward"] = _ByThread(module)
-                vars(module)["forward"].own[threading.get_ident()] = own
+                if not isinstance(vars(module).get(name), _ByThread):
+                    vars(module)[name] = _ByThread(module, name)
+                vars(module)[name].own[threading.get_ident()] = own
         yield
     finally:
-        _give_back_surely(changed)
+        _give_back_surely(changed, name)
 
 
-def _give_back_surely(modules: Iterable[nn.Module]) -> None:
-    """Give forwards back, and let a Ctrl-C that comes meanwhile wait until that is done."""
+def _give_back_surely(modules: Iterable[nn.Module], name: str) -> None:
+    """Give methods back, and let a Ctrl-C that comes meanwhile wait until that is done."""
     interrupt: KeyboardInterrupt | None = None
     while True:
         try:
-            _give_back(modules)
+            _give_back(modules, name)
             break
         except KeyboardInterrupt as error:
             interrupt = error
@@ -192,19 +202,19 @@ def _give_back_surely(modules: Iterable[nn.Module]) -> None:
         raise interrupt
 
 
-def _give_back(modules: Iterable[nn.Module]) -> None:
+def _give_back(modules: Iterable[nn.Module], name: str) -> None:
     with _lock:
         for module in modules:
-            found = vars(module).get("forward")
+            found = vars(module).get(name)
             if not isinstance(found, _ByThread):
                 continue
             found.own.pop(threading.get_ident(), None)
             if found.own:  # another thread is in a pass of its own
                 continue
             if found.attribute is None:
-                del vars(module)["forward"]
+                del vars(module)[name]
             else:
-                vars(module)["forward"] = found.attribute
+                vars(module)[name] = found.attribute
 
 
 def _no_logits(_forward: Instead, *args: Any, **kwargs: Any) -> Any:
@@ -229,6 +239,8 @@ def _reason(model: Any, layers: list[nn.Module]) -> str | None:
     """Say why a model cannot be taken apart, or None."""
     name = type(model).__name__
     config = model.config.get_text_config(decoder=True)
+    if model.config.is_encoder_decoder:
+        return f"{name} has an encoder"
     if not layers:
         return f"no list of decoder layers was found in {name}"
     if len(layers) < 2:

@@ -24,9 +24,6 @@ __all__ = ["reason_for_call", "reason_for_model", "reason_for_no_tree"]
 
 def reason_for_model(model: Any) -> str | None:
     """Say why a model runs plain whatever it is asked, or None."""
-    config = model.config
-    if config.is_encoder_decoder:
-        return "encoder-decoder models are not supported yet"
     if model.training:
         return "the model is in training mode; call model.eval() first"
     if model.get_output_embeddings() is None:
@@ -85,10 +82,10 @@ def reason_for_call(
         return "what is computed for padding depends on the size of the cache"
     if cache is None or model_kwargs.get("use_cache") is False:
         return "it was called with use_cache=False, and a tree needs a cache"
+    if model.config.is_encoder_decoder and getattr(cache, "_is_user_defined", False):
+        return "a cache passed in with an encoder-decoder model is not supported yet"
     if positions.shape[-1] == 0:
         return "the prompt is empty"
-    if model_kwargs.get("mm_encoder_outputs") is not None:
-        return "prompts with images or sound are not supported yet"
     text = model.config.get_text_config(decoder=True)
     if reason := reason_for_rope(text, positions, num_new, batch):
         return reason

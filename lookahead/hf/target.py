@@ -23,6 +23,7 @@ from lookahead.hf.prompts import (
     prompt_mask_name,
     prompt_positions,
     prompt_positions_name,
+    takes_positions,
 )
 from lookahead.hf.split import LayerSplit
 from lookahead.outcome import PassRows, PromptRows
@@ -96,7 +97,8 @@ class HFTarget:
         self._first_position = np.zeros(0, dtype=np.int64)  # [..., batch]: of what comes next
         self._prompt_slots = 0
         self._positions_name = prompt_positions_name(model)
-        self._takes_positions = model_kwargs.get(self._positions_name) is not None
+        given = model_kwargs.get(self._positions_name) is not None
+        self._takes_positions = given or takes_positions(model)
         self._readers = PlaceReaders(model, takes_positions=self._takes_positions)
         self._split = split
         self._exit_fault = exit_fault
@@ -406,11 +408,11 @@ class HFTarget:
         kwargs[prompt_mask_name(self._model)] = None
         if self._takes_positions:
             kwargs[self._positions_name] = positions
-        kwargs[self._cache_name] = self._cache
         for name, value in kwargs.items():
             if name.endswith("token_type_ids") and value is not None:
-                # Plain decoding gives every new token the type of the last one.
-                kwargs[name] = value[..., -1:].expand(*value.shape[:-1], tokens.shape[1])
+                # Plain decoding gives every new token the type of the last one, or that of text.
+                last = torch.zeros_like if name == "mm_token_type_ids" else torch.clone
+                kwargs[name] = last(value[..., -1:]).expand(*value.shape[:-1], tokens.shape[1])
         inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(
             tokens, is_first_iteration=False, **kwargs
         )

@@ -405,31 +405,6 @@ def test_a_model_in_training_mode_runs_plain_with_advice():
         assert lookahead.last_stats(model).accelerated
 
 
-def test_an_encoder_decoder_model_runs_plain_with_a_reason():
-    import transformers
-
-    config = transformers.T5Config(
-        vocab_size=64,
-        d_model=32,
-        d_kv=8,
-        d_ff=32,
-        num_layers=1,
-        num_heads=2,
-        decoder_start_token_id=0,
-        pad_token_id=0,
-        eos_token_id=None,
-    )
-    model = transformers.T5ForConditionalGeneration(config).eval()
-    ids = torch.randint(3, 64, (1, 7))
-    plain = model.generate(ids, max_new_tokens=6, do_sample=False)
-    with (
-        lookahead.accelerate(model),
-        pytest.warns(lookahead.LookaheadWarning, match="encoder-decoder"),
-    ):
-        fast = model.generate(ids, max_new_tokens=6, do_sample=False)
-    assert fast.tolist() == plain.tolist()
-
-
 def test_a_plain_run_is_streamed_once():
     model, streamer = fresh(), Recorder()
     with lookahead.accelerate(model), pytest.warns(lookahead.LookaheadWarning):

@@ -1,0 +1,145 @@
+"""Encoder-decoder models: ids, result objects and caches are those of plain generation."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, EncoderDecoderCache
+
+import lookahead
+from lookahead.hf.split import LayerSplit
+from tests.drafters import Half, Oracle, Random
+from tests.helpers import Recorder, check, first_seen, prompt
+from tests.oracles import assert_same_cache
+from tests.slot_families import TWO_PART_FAMILIES, make_two_parts, make_whisper
+
+NEW = 16
+DRAFTERS: dict[str, Any] = {
+    "half": lambda text: {"sources": (), "drafters": (Half(text),)},
+    "wrong": lambda text: {"sources": (), "drafters": (Oracle(text, 6, 0),)},
+    "random": lambda text: {"sources": (), "drafters": (Random(),)},
+    "all-and-window": lambda text: {"window": (5, 3, 4)},
+}
+CASES = [
+    (family, attention)
+    for family, (_, sdpa) in TWO_PART_FAMILIES.items()
+    for attention in (("eager", "sdpa") if sdpa else ("eager",))
+]
+GREEDY = {"max_new_tokens": NEW, "do_sample": False}
+SAMPLED = {"max_new_tokens": NEW, "do_sample": True, "top_k": 0}
+SOUND = torch.randn((1, 8, 40), generator=torch.Generator().manual_seed(5))
+
+model_of = functools.cache(make_two_parts)
+whisper_of = functools.cache(make_whisper)
+
+
+def _settings(model: Any, ids: Any, drafter: str, **arguments: Any) -> dict[str, Any]:
+    text = model.generate(ids, **(GREEDY | arguments))
+    return DRAFTERS[drafter](text[0].tolist())
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(("family", "attention"), CASES)
+def test_one_text_gives_the_same(family, attention, drafter):
+    model, ids = model_of(family, attention=attention), prompt(12)
+    settings = _settings(model, ids, drafter)
+    runs = check(model, ids, settings=settings, **GREEDY)
+    if drafter == "half":
+        assert runs.stats.passes <= NEW // 4 + 1
+    if drafter in ("half", "random"):
+        check(model, ids, settings=settings, **SAMPLED)
+
+
+@pytest.mark.parametrize("drafter", ["half", "random"])
+@pytest.mark.parametrize(("family", "attention"), CASES)
+def test_batches_whose_texts_are_padded_give_the_same(family, attention, drafter):
+    model = model_of(family, attention=attention)
+    ids = torch.cat([prompt(12, seed=seed) for seed in (1, 2, 3)])
+    mask = torch.ones_like(ids)
+    ids[1, 7:], mask[1, 7:] = 0, 0
+    settings = _settings(model, ids, drafter, attention_mask=mask)
+    check(model, ids, settings=settings, attention_mask=mask, **GREEDY)
+
+
+@pytest.mark.parametrize("family", ["t5", "bart", "marian"])
+def test_decoder_prompts_give_the_same(family):
+    model, ids = model_of(family), prompt(12)
+    own = torch.tensor([[1, 9, 8, 7, 9, 8, 7], [0, 0, 1, 4, 5, 4, 5]])
+    settings = _settings(model, ids, "random", decoder_input_ids=own[:1])
+    check(model, ids, settings=settings, decoder_input_ids=own[:1], **GREEDY)
+    ids, mask = prompt(12).expand(2, -1), torch.ones_like(own)
+    mask[1, :2] = 0
+    arguments = {"decoder_input_ids": own, "decoder_attention_mask": mask} | GREEDY
+    check(model, ids, settings=settings, **arguments)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_whisper_gives_the_same(attention, drafter):
+    model = whisper_of(attention=attention)
+    settings = _settings(model, SOUND, drafter)
+    own = {"decoder_input_ids": torch.tensor([[1, 5, 6, 7]])}
+    for arguments in (GREEDY, SAMPLED, GREEDY | own):
+        runs = check(model, SOUND, settings=settings, **arguments)
+        assert runs.stats.accelerated
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_the_result_object_is_that_of_plain_generation(family):
+    model, ids = model_of(family), prompt(12)
+    runs = check(
+        model,
+        ids,
+        settings=_settings(model, ids, "half"),
+        return_dict_in_generate=True,
+        output_scores=True,
+        output_logits=True,
+        **GREEDY,
+    )
+    assert type(runs.fast) is type(runs.plain)
+    assert list(runs.fast.keys()) == list(runs.plain.keys())
+    for name in ("scores", "logits"):
+        for mine, right in zip(runs.fast[name], runs.plain[name], strict=True):
+            torch.testing.assert_close(mine, right, atol=1e-4, rtol=1e-4)
+    assert type(runs.fast.cache) is EncoderDecoderCache
+    for part in ("self_attention_cache", "cross_attention_cache"):
+        assert_same_cache(getattr(runs.fast.cache, part), getattr(runs.plain.cache, part), 1e-4)
+    assert runs.fast.cache.is_updated == runs.plain.cache.is_updated
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_ends_streams_and_processors_are_those_of_plain_generation(family):
+    model, ids = model_of(family), prompt(12)
+    torch.manual_seed(3)
+    text = model.generate(ids, **SAMPLED)[0].tolist()
+    settings = DRAFTERS["half"](text)
+    end = text[first_seen(text, 5)[0]]
+    streamer = Recorder()
+    runs = check(model, ids, settings=settings, seed=3, eos_token_id=end, **SAMPLED)
+    assert runs.fast.shape[1] < len(text)
+    check(model, ids, settings=settings, repetition_penalty=1.3, no_repeat_ngram_size=2, **GREEDY)
+    with lookahead.accelerate(model, strict=True, **settings):
+        fast = model.generate(ids, streamer=streamer, **GREEDY)
+    assert streamer.ids == fast[0].tolist()
+
+
+def test_what_is_not_supported_runs_plain_with_a_reason():
+    model, ids = model_of("bart"), prompt(12)
+    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    plain = model.generate(ids, **GREEDY)
+    with (
+        lookahead.accelerate(model),
+        pytest.warns(lookahead.LookaheadWarning, match="cache passed in with an encoder-decoder"),
+    ):
+        fast = model.generate(ids, cache=cache, **GREEDY)
+    assert fast.tolist() == plain.tolist()
+    assert LayerSplit(model).reason.endswith("has an encoder")
+
+
+def test_early_exit_is_off_with_a_note():
+    model, ids = model_of("t5"), prompt(12)
+    runs = check(model, ids, settings={"sources": ("ngrams", "exit")}, **GREEDY)
+    assert any("has an encoder" in note for note in runs.stats.notes)

@@ -43,6 +43,8 @@ class Session:
         self.warned: set[str] = set()
         self.verdicts: dict[tuple[object, ...], str | None] = {}
         self.last: DecodeStats | None = None
+        #: Threads in which the library's own loop runs; calls that it makes itself run plain, too.
+        self.plain_in: set[int] = set()
         self._learnt: dict[Hashable, Learnt] = {}  # used last comes last
         self._at_end: dict[Hashable, weakref.finalize[..., Any]] = {}
         self.forget()

@@ -34,13 +34,17 @@ from lookahead.hf.compat import vocab_size
 from lookahead.hf.drafting import exit_fault, layer_split, node_drafters
 from lookahead.hf.fingerprint import identify, weights_key
 from lookahead.hf.in_step import BatchStream, fill_up, processors_of_row
-from lookahead.hf.kinds import room_of
 from lookahead.hf.masks import install
 from lookahead.hf.outputs import StepOutputs, layer_types, wanted_outputs
 from lookahead.hf.outputs_check import find_outputs_fault
-from lookahead.hf.results import Prepared, ends_in_time, keeps_cache, result_of
+from lookahead.hf.results import Prepared, keeps_cache, result_of
 from lookahead.hf.selftest import find_fault
-from lookahead.hf.support import reason_for_call, reason_for_model
+from lookahead.hf.support import (
+    reason_for_cache,
+    reason_for_call,
+    reason_for_model,
+    reason_for_time,
+)
 from lookahead.hf.target import HFTarget
 from lookahead.learnt import Learnt
 from lookahead.machine import machine_name
@@ -79,7 +83,8 @@ def prepare(call: Prepared, config: Config, session: Session, extras: Extras) ->
     reason = reason_for_model(call.model) or reason_for_call(
         call.model, call.generation_config, call.model_kwargs, cache, call.batch, rules
     )
-    reason = reason or _reason_for_cache(call, cache) or _reason_for_time(call, cache, extras)
+    shows = extras.streamer is not None
+    reason = reason or reason_for_cache(call, cache) or reason_for_time(call, cache, shows)
     if reason is not None:
         raise UnsupportedError(reason)
     install()
@@ -275,28 +280,6 @@ def _slot_limit(call: Prepared, config: Config) -> int | None:
     prompt = int(call.model_kwargs["position_ids"].shape[-1])
     rows = config.draft_budget + most_window_rows(config.window)
     return int(bound - call.input_ids.shape[1] + prompt + rows)
-
-
-def _reason_for_cache(call: Prepared, cache: Any) -> str | None:
-    """Say what about the cache of this call lets it run plain, or None."""
-    room = room_of(cache)
-    if room is None:
-        return None
-    if call.model._valid_auto_compile_criteria(call.model_kwargs, call.generation_config):
-        return "generate compiles single-token passes for this cache here"
-    bound = call.stopping_criteria.max_length
-    prompt = int(call.model_kwargs["position_ids"].shape[-1])
-    if bound is None or bound - call.input_ids.shape[1] + prompt - 1 > room:
-        return "the static cache may be too small for the whole answer"
-    return None
-
-
-def _reason_for_time(call: Prepared, cache: Any, extras: Extras) -> str | None:
-    """Say why a limit of time lets this call run plain, or None."""
-    shows = extras.streamer is not None or keeps_cache(call, cache)
-    if call.batch > 1 and shows and ends_in_time(call):
-        return "max_time ends all rows of a batch in the same step"
-    return None
 
 
 def _verdict(model: Any, session: Session) -> str | None:

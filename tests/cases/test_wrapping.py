@@ -66,7 +66,11 @@ def test_o2_a_forward_that_takes_whatever_comes_runs_plain_and_says_why():
     """O1: the library asks the signature which inputs to prepare, and finds none here."""
     model = fresh()
     inner = model.forward
-    model.forward = lambda *args, **kwargs: inner(*args, **kwargs)
+
+    def opaque(*args, **kwargs):
+        return inner(*args, **kwargs)
+
+    model.forward = opaque
     plain = model.generate(IDS, max_new_tokens=6, do_sample=False)
     with (
         lookahead.accelerate(model),

@@ -61,6 +61,9 @@ class Option:
         For the reader of the document.
     family : str
         Of the model that the call is made on.
+    runs : bool
+        False where the library cannot do it on every machine, or not in a second: then only the
+        refusal of ``strict=True`` is tried.
     """
 
     name: str
@@ -70,6 +73,7 @@ class Option:
     batch: str | None = ""
     note: str = ""
     family: str = "llama"
+    runs: bool = True
 
     def arguments(self) -> dict[str, Any]:
         """Make the arguments anew: some have a state."""
@@ -239,6 +243,20 @@ CACHE = [
         "cache_implementation='quantized', cache_config={'backend': 'fp8'}",
         PLAIN,
         "quantised cache turns rounding into steps",
+    ),
+    Option(
+        "cache_implementation",
+        "cache_implementation='offloaded'",
+        PLAIN,
+        "offloaded to the CPU",
+        runs=False,
+    ),
+    Option(
+        "cache_implementation",
+        "cache_implementation='paged'",
+        PLAIN,
+        "continuous batching",
+        runs=False,
     ),
     Option("cache_implementation", "cache_implementation='other'", REFUSED, "Invalid"),
     Option("cache_config", "cache_implementation='static', cache_config={'a': 1}"),

@@ -173,7 +173,8 @@ def decode(
     with ready():
         Engine(target, Budget(config, curve), config, stats).run(sequences)
         if keeps_cache(call, given):
-            fill_up(target, sequences, call.generation_config._pad_token_tensor)
+            pad = call.generation_config._pad_token_tensor
+            stats.passes += fill_up(target, sequences, pad)
     if extras.streamer is not None:
         extras.streamer.end()
     stats.seconds = time.perf_counter() - start

@@ -46,7 +46,16 @@ def test_it_is_exact_and_fast(option):
             assert lookahead.last_stats(model).accelerated
 
 
-@pytest.mark.parametrize("option", [o for o in TABLE if o.verdict == PLAIN], ids=str)
+@pytest.mark.parametrize("option", [o for o in TABLE if not o.runs], ids=str)
+def test_what_does_not_run_everywhere_is_named_before_anything_runs(option):
+    model = fresh(option.family)
+    with lookahead.accelerate(model, strict=True):
+        for ids in (IDS, BATCH):
+            with pytest.raises(lookahead.UnsupportedError, match=option.says):
+                _generate(model, option, ids, sample=False)
+
+
+@pytest.mark.parametrize("option", [o for o in TABLE if o.verdict == PLAIN and o.runs], ids=str)
 def test_it_is_exact_and_plain_with_one_warning(option):
     model = fresh(option.family)
     for sample in _ways(option):
@@ -129,11 +138,3 @@ def test_a_paged_cache_is_left_to_continuous_batching():
         pytest.warns(lookahead.LookaheadWarning, match="continuous batching"),
     ):
         assert model.generate(IDS, **options).tolist() == plain.tolist()
-
-
-def test_a_paged_cache_is_named_before_anything_runs():
-    with (
-        lookahead.accelerate(fresh(), strict=True) as model,
-        pytest.raises(lookahead.UnsupportedError, match="continuous batching"),
-    ):
-        model.generate(IDS, cache_implementation="paged")

@@ -45,6 +45,8 @@ class Session:
         #: What passes can verify, by what that depends on.
         self.shapes: dict[tuple[object, ...], object] = {}
         self.last: DecodeStats | None = None
+        #: Threads in which the library's own loop runs; calls that it makes itself run plain, too.
+        self.plain_in: set[int] = set()
         self._learnt: dict[Hashable, Learnt] = {}  # used last comes last
         self._at_end: dict[Hashable, weakref.finalize[..., Any]] = {}
         self.forget()

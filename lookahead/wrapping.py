@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import threading
 import time
 import warnings
 import weakref
@@ -91,6 +92,8 @@ class AcceleratedGenerate:
         if getattr(kwargs.get("custom_generate"), "is_lookahead", False):
             return self.original(*args, **kwargs)  # another wrapper of ours stands around this one
         session = _session(self._model)
+        if threading.get_ident() in session.plain_in:
+            return self.original(*args, **kwargs)  # part of a call that runs plain
         try:
             return self._accelerated(session, args, kwargs)
         except _RunPlain as plain:
@@ -401,7 +404,15 @@ def _timed_plain(
     stats = DecodeStats(accelerated=False, plain_reason=reason)
     session.last = stats
     start = time.perf_counter()
-    result = function(*args, **kwargs)
+    # A loop of the caller's own may call generate for its own ends; the library's loops do it for
+    # drafts and the like.
+    thread = threading.get_ident() if kwargs.get("custom_generate") is None else None
+    if thread is not None:
+        session.plain_in.add(thread)
+    try:
+        result = function(*args, **kwargs)
+    finally:
+        session.plain_in.discard(-1 if thread is None else thread)
     stats.seconds = time.perf_counter() - start
     ids = result if isinstance(result, torch.Tensor) else getattr(result, "sequences", None)
     given = args[0] if args else kwargs.get("inputs", kwargs.get("input_ids"))

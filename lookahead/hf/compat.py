@@ -43,11 +43,11 @@ def cache_argument(model: Any) -> str:
     """Return the name under which a model's forward takes its cache.
 
     It was ``past_key_values`` until 5.23 and is ``cache`` from 5.24 on. A wrapper such as an
-    adapter hides it, so the innermost model is asked.
+    adapter hides it, so the innermost model is asked; one that takes whatever comes takes both.
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     names = inspect.signature(inner.forward).parameters
-    return "cache" if "cache" in names else "past_key_values"
+    return "past_key_values" if "past_key_values" in names and "cache" not in names else "cache"
 
 
 def vocab_size(model: Any) -> int:

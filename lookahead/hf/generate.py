@@ -36,17 +36,21 @@ from lookahead.hf.drafting import exit_fault, layer_split, node_drafters
 from lookahead.hf.encoder_decoder import self_attention_part, whole_cache
 from lookahead.hf.fingerprint import identify, weights_key
 from lookahead.hf.in_step import BatchStream, fill_up
-from lookahead.hf.kinds import room_of
 from lookahead.hf.masks import install
 from lookahead.hf.outputs import StepOutputs, layer_types, wanted_outputs
 from lookahead.hf.outputs_check import find_outputs_fault
 from lookahead.hf.prompts import prompt_mask
-from lookahead.hf.results import Prepared, ends_in_time, keeps_cache, result_of
+from lookahead.hf.results import Prepared, keeps_cache, result_of
 from lookahead.hf.ropes import furthest_guess
 from lookahead.hf.rules import of_row
 from lookahead.hf.selftest import verdict_key
 from lookahead.hf.shape import Shape, shape_of
-from lookahead.hf.support import reason_for_call, reason_for_model
+from lookahead.hf.support import (
+    reason_for_cache,
+    reason_for_call,
+    reason_for_model,
+    reason_for_time,
+)
 from lookahead.hf.target import HFTarget
 from lookahead.learnt import Learnt
 from lookahead.machine import machine_name
@@ -94,7 +98,8 @@ def prepare(call: Prepared, config: Config, session: Session, extras: Extras) ->
         call.batch,
         rules,
     )
-    reason = reason or _reason_for_cache(call, cache) or _reason_for_time(call, cache, extras)
+    shows = extras.streamer is not None
+    reason = reason or reason_for_cache(call, cache) or reason_for_time(call, cache, shows)
     if reason is not None:
         raise UnsupportedError(reason)
     install()
@@ -198,7 +203,8 @@ def decode(
         Engine(target, budget, config, stats).run(sequences)
         if keeps_cache(call, given):
             target.settle()
-            fill_up(target, sequences, call.generation_config._pad_token_tensor)
+            pad = call.generation_config._pad_token_tensor
+            stats.passes += fill_up(target, sequences, pad)
     if extras.streamer is not None:
         extras.streamer.end()
     stats.seconds = time.perf_counter() - start
@@ -322,28 +328,6 @@ def _slot_limit(call: Prepared, config: Config) -> int | None:
     prompt = int(call.positions.shape[-1])
     rows = config.draft_budget + most_window_rows(config.window) + MOST_AGAIN
     return int(bound - call.input_ids.shape[1] + prompt + rows)
-
-
-def _reason_for_cache(call: Prepared, cache: Any) -> str | None:
-    """Say what about the cache of this call lets it run plain, or None."""
-    room = room_of(self_attention_part(cache))
-    if room is None:
-        return None
-    if call.model._valid_auto_compile_criteria(call.model_kwargs, call.generation_config):
-        return "generate compiles single-token passes for this cache here"
-    bound = call.stopping_criteria.max_length
-    prompt = int(call.positions.shape[-1])
-    if bound is None or bound - call.input_ids.shape[1] + prompt - 1 > room:
-        return "the static cache may be too small for the whole answer"
-    return None
-
-
-def _reason_for_time(call: Prepared, cache: Any, extras: Extras) -> str | None:
-    """Say why a limit of time lets this call run plain, or None."""
-    shows = extras.streamer is not None or keeps_cache(call, cache)
-    if call.batch > 1 and shows and ends_in_time(call):
-        return "max_time ends all rows of a batch in the same step"
-    return None
 
 
 def _reason_for_chain(

@@ -69,7 +69,7 @@ class BatchStream:
         )
 
 
-def fill_up(target: Target, rows: Sequence[Row], pad: Tensor | None) -> None:
+def fill_up(target: Target, rows: Sequence[Row], pad: Tensor | None) -> int:
     """Let rows that ended early go on with padding until the longest has ended.
 
     Their scores, hidden states and K/V are then what plain decoding leaves, which goes on with all
@@ -83,12 +83,18 @@ def fill_up(target: Target, rows: Sequence[Row], pad: Tensor | None) -> None:
         All of the call. Changed.
     pad : Tensor or None
         The padding token; None only where no row can end before the others.
+
+    Returns
+    -------
+    int
+        Passes of the target.
     """
-    longest = max(len(row.seen) for row in rows)
+    longest, passes = max(len(row.seen) for row in rows), 0
     while short := [row for row in rows if len(row.seen) < longest]:
         assert pad is not None
         trees = [_padding(row, int(pad), longest) for row in short]
         seen = target.verify([row.slot for row in short], trees)
+        passes += 1
         for row, tree, passed in zip(short, trees, seen, strict=True):
             row.chooser.begin(passed.logits)
             for node in range(len(tree) + 1):
@@ -97,6 +103,7 @@ def fill_up(target: Target, rows: Sequence[Row], pad: Tensor | None) -> None:
                 row.context.append(int(pad))
                 row.seen.append(int(pad))
             target.keep(row.slot, range(len(tree) + 1))
+    return passes
 
 
 def _padding(row: Row, pad: int, longest: int) -> DraftTree:

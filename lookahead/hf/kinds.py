@@ -109,6 +109,8 @@ def form_of(index: int, layer: CacheLayerMixin) -> LayerForm:
             f"layer {index} of the cache is a {type(layer).__name__}, whose rows cannot be taken "
             "back; those of a DynamicCache or a StaticCache can"
         )
+    if getattr(layer, "record_past", False):
+        raise UnsupportedError(f"layer {index} of the cache records its past for its owner")
     if kind is DynamicSlidingWindowLayer:
         return LayerForm(window=layer.sliding_window)
     if kind is StaticSlidingWindowLayer and not layer.is_croppable:

@@ -13,13 +13,22 @@ from torch import Tensor
 from transformers import StaticCache
 from transformers.generation.configuration_utils import GenerationMode
 
+from lookahead.hf.encoder_decoder import self_attention_part
+from lookahead.hf.kinds import room_of
 from lookahead.hf.masks import SUPPORTED
 from lookahead.hf.outputs import wanted_outputs
+from lookahead.hf.results import Prepared, ends_in_time, keeps_cache
 from lookahead.hf.ropes import reason_for_rope
 from lookahead.hf.rules import reason_for_rules
 from lookahead.noise import Draws
 
-__all__ = ["reason_for_call", "reason_for_model", "reason_for_no_tree"]
+__all__ = [
+    "reason_for_cache",
+    "reason_for_call",
+    "reason_for_model",
+    "reason_for_no_tree",
+    "reason_for_time",
+]
 
 
 def reason_for_model(model: Any) -> str | None:
@@ -93,6 +102,38 @@ def reason_for_call(
         if generation_config.do_sample and not Draws.are_known(positions.device):
             return f"the order of a batch's draws on {positions.device.type} is not known"
         return reason_for_rules(list(rules))
+    return None
+
+
+def reason_for_cache(call: Prepared, cache: Any) -> str | None:
+    """Say what about the cache of this call lets it run plain, or None."""
+    room = room_of(self_attention_part(cache))
+    if room is None:
+        return None
+    if call.model._valid_auto_compile_criteria(call.model_kwargs, call.generation_config):
+        return "generate compiles single-token passes for this cache here"
+    bound = call.stopping_criteria.max_length
+    prompt = int(call.positions.shape[-1])
+    if bound is None or bound - call.input_ids.shape[1] + prompt - 1 > room:
+        return "the static cache may be too small for the whole answer"
+    return None
+
+
+def reason_for_time(call: Prepared, cache: Any, streams: bool) -> str | None:
+    """Say why a limit of time lets this call run plain, or None.
+
+    Parameters
+    ----------
+    call : Prepared
+        Has passed :func:`reason_for_call`.
+    cache : Cache
+        Of this call.
+    streams : bool
+        Whether there is a streamer.
+    """
+    shows = streams or keeps_cache(call, cache)
+    if call.batch > 1 and shows and ends_in_time(call):
+        return "max_time ends all rows of a batch in the same step"
     return None
 
 

@@ -165,3 +165,33 @@ def test_g9_json_with_repeated_keys_is_byte_equal(seed, length):
         settings={"max_depth": length, "sources": ("ngrams",)},
     )
     assert tokenizer.decode(runs.fast[0]) == tokenizer.decode(runs.plain[0])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 1.4},
+        {"encoder_repetition_penalty": 1.4},
+        {"encoder_no_repeat_ngram_size": 2},
+        {"no_repeat_ngram_size": 2, "bad_words_ids": [[5], [6, 7]]},
+        {"renormalize_logits": True, "exponential_decay_length_penalty": (3, 1.3)},
+        {"repetition_penalty": 1.4, "encoder_no_repeat_ngram_size": 3, "min_new_tokens": 6},
+    ],
+    ids="+".join,
+)
+def test_g2_processors_that_know_every_row_of_a_batch_know_each_alone(options):
+    """G1: with padding, a penalty knows where each row begins; a row on its own is not a batch."""
+    model = shared()
+    rows = [prompt(n, seed=n, repeat=n // 3)[0] for n in (5, 19, 11)]
+    ids = torch.stack([torch.nn.functional.pad(row, (19 - len(row), 0)) for row in rows])
+    mask = torch.stack([(torch.arange(19) >= 19 - len(row)).long() for row in rows])
+    plain = model.generate(ids, attention_mask=mask, max_new_tokens=9, do_sample=False)
+    check(
+        model,
+        ids,
+        attention_mask=mask,
+        max_new_tokens=24,
+        do_sample=False,
+        eos_token_id=int(plain[1, -1]),
+        **options,
+    )

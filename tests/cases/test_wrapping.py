@@ -7,11 +7,76 @@ import pickle
 
 import pytest
 import torch
+import transformers
 
 import lookahead
-from tests.helpers import fresh, prompt, shared
+from tests.drafters import ALL
+from tests.helpers import FAMILIES, Recorder, check, fresh, make_model, new_ids, prompt, shared
 
 IDS = prompt(18, repeat=4)
+
+
+class Flavoured(transformers.LlamaForCausalLM):
+    """Takes a tensor of its own that changes the logits, and is extended by nobody."""
+
+    def forward(self, input_ids=None, position_ids=None, cache=None, flavour=None, **kwargs):
+        outputs = super().forward(input_ids, position_ids=position_ids, cache=cache, **kwargs)
+        if flavour is not None:
+            outputs.logits = outputs.logits + 3.0 * flavour[:, None, :]
+        return outputs
+
+    def prepare_inputs_for_generation(self, *args, flavour=None, **kwargs):
+        return super().prepare_inputs_for_generation(*args, **kwargs) | {"flavour": flavour}
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("drafter", ["all", "half", "oracle"])
+def test_o1_token_types_are_passed_on_and_extended_as_in_plain(drafter, kind):
+    """O1: extra model arguments were not passed on in assisted mode."""
+    model = make_model("gpt2")
+    types = torch.full_like(IDS, 7)
+    types[:, 9:] = kind
+    text = IDS[0].tolist() + new_ids(model, IDS, token_type_ids=types)
+    assert text != IDS[0].tolist() + new_ids(model, IDS)
+    for sample in (False, True):
+        check(
+            model,
+            IDS,
+            settings=ALL[drafter](text),
+            token_type_ids=types,
+            max_new_tokens=24,
+            do_sample=sample,
+        )
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_o2_a_tensor_of_the_models_own_is_passed_on(batch):
+    """O1: an argument that the library knows nothing of."""
+    plain = make_model("llama")
+    model = Flavoured(plain.config).eval()
+    model.load_state_dict(plain.state_dict())
+    model.generation_config = plain.generation_config
+    flavour = torch.randn((batch, 128), generator=torch.Generator().manual_seed(0))
+    ids = torch.cat([prompt(12, seed=s) for s in range(batch)])
+    found = check(model, ids, flavour=flavour, max_new_tokens=24, do_sample=False).fast
+    assert found.tolist() != plain.generate(ids, max_new_tokens=24, do_sample=False).tolist()
+
+
+def test_o2_a_forward_that_takes_whatever_comes_runs_plain_and_says_why():
+    """O1: the library asks the signature which inputs to prepare, and finds none here."""
+    model = fresh()
+    inner = model.forward
+
+    def opaque(*args, **kwargs):
+        return inner(*args, **kwargs)
+
+    model.forward = opaque
+    plain = model.generate(IDS, max_new_tokens=6, do_sample=False)
+    with (
+        lookahead.accelerate(model),
+        pytest.warns(lookahead.LookaheadWarning, match="takes no plain position ids"),
+    ):
+        assert model.generate(IDS, max_new_tokens=6, do_sample=False).tolist() == plain.tolist()
 
 
 @pytest.mark.parametrize("where", ["config", "generation_config", "call"])
@@ -38,6 +103,38 @@ def test_o3_without_a_cache_the_run_is_plain_with_one_warning(where):
         pytest.raises(lookahead.UnsupportedError, match="use_cache=False"),
     ):
         model.generate(IDS, max_new_tokens=12, do_sample=False, **options)
+
+
+@pytest.mark.parametrize("with_ids", [False, True])
+@pytest.mark.parametrize("family", [*FAMILIES, "gemma3"])
+def test_o7_a_prompt_of_embeddings_gives_what_plain_gives(family, with_ids):
+    """O7: prompt embeddings gave an out-of-range slice."""
+    model, streamers = shared(family), []
+    embeddings = model.get_input_embeddings()(IDS).detach() * 0.9  # of no token
+    ids = IDS if with_ids else None
+
+    def make():
+        streamers.append(Recorder())
+        return {"streamer": streamers[-1], "inputs_embeds": embeddings}
+
+    runs = check(
+        model, ids, make=make, max_new_tokens=30, do_sample=False, return_dict_in_generate=True
+    )
+    assert [v.tolist() for v in streamers[1].values] == [v.tolist() for v in streamers[0].values]
+    assert runs.fast.cache.get_seq_length() == runs.plain.cache.get_seq_length()
+
+
+@pytest.mark.parametrize("length", [1, 2, 40])
+def test_o8_embeddings_of_any_length_and_in_a_batch(length):
+    """O7: shorter and longer than any guess; padding on the left has embeddings, too."""
+    model = shared()
+    ids = torch.cat([prompt(length, seed=s) for s in (1, 2)])
+    embeddings = model.get_input_embeddings()(ids).detach() * 0.9
+    check(model, None, inputs_embeds=embeddings[:1], max_new_tokens=20, do_sample=True)
+    mask = torch.ones_like(ids)
+    mask[0, : length // 2] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 20, "do_sample": False}
+    check(model, None, inputs_embeds=embeddings, return_dict_in_generate=True, **options)
 
 
 def test_o9_enabled_twice_and_disabled_the_model_is_as_it_was():

@@ -281,7 +281,8 @@ REASONS = {
     "hf/support.py": (),
     "hf/selftest.py": (),
     "hf/generate.py": ("UnsupportedError",),
-    "hf/cache.py": ("UnsupportedError",),
+    "hf/kinds.py": ("UnsupportedError",),
+    "hf/outputs_check.py": (),
     "hf/masks.py": ("UnsupportedError",),
     "wrapping.py": ("_RunPlain",),
 }

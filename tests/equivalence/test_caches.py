@@ -256,6 +256,22 @@ def test_a_subclass_that_overrides_something_runs_plain():
     assert fast.tolist() == model.generate(IDS, max_new_tokens=8, do_sample=False).tolist()
 
 
+def test_a_cache_that_records_its_past_is_left_to_its_owner():
+    model, caches = fresh("mistral"), []
+    for _ in range(2):
+        caches.append(DynamicCache(config=model.config))
+        caches[-1].activate_past_recording()
+    plain = model.generate(IDS, cache=caches[0], max_new_tokens=9, do_sample=False)
+    with (
+        lookahead.accelerate(model),
+        pytest.warns(lookahead.LookaheadWarning, match="layer 0 of the cache records its past"),
+    ):
+        fast = model.generate(IDS, cache=caches[1], max_new_tokens=9, do_sample=False)
+    assert fast.tolist() == plain.tolist()
+    assert_left_as_plain(caches[1], caches[0])
+    assert caches[1].layers[0].keys.shape[2] == IDS.shape[1] + 8
+
+
 @pytest.mark.parametrize("sample", [False, True])
 @pytest.mark.parametrize("way", ["implementation", "object"])
 def test_a_quantised_cache_runs_plain_since_it_makes_steps_of_rounding(way, sample):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -465,3 +466,32 @@ def test_an_empty_prompt_fails_as_in_plain_generation():
         pytest.raises(type(plain.value), match="0 elements"),
     ):
         model.generate(empty, max_new_tokens=3)
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_calls_that_a_plain_call_makes_itself_run_plain_and_leave_no_statistics(failing):
+    model, depth = fresh(), []
+    original = type(model).generate
+
+    def watched(self, *args, **kwargs):
+        depth.append("custom_generate" in kwargs)
+        if failing and len(depth) == 4:
+            raise RuntimeError("inside")
+        return original(self, *args, **kwargs)
+
+    options = {"max_new_tokens": 6, "do_sample": False, "assistant_early_exit": 1}
+    plain = model.generate(IDS, **options)
+    with pytest.MonkeyPatch.context() as patch, lookahead.accelerate(model, nodes=8):
+        patch.setattr(type(model), "generate", watched)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", lookahead.LookaheadWarning)
+            if failing:
+                with pytest.raises(RuntimeError, match="inside"):
+                    model.generate(IDS, **options)
+            else:
+                assert model.generate(IDS, **options).tolist() == plain.tolist()
+                assert "assisted" in lookahead.last_stats(model).plain_reason
+        assert sum(depth) == 1  # the first one, which found that it has to run plain
+        assert len(depth) > 2
+        model.generate(IDS, max_new_tokens=6, do_sample=False)
+        assert lookahead.last_stats(model).accelerated

@@ -48,7 +48,7 @@ def ends_of(model: Any) -> HFEnds | None:
     embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
     if type(output) is not nn.Linear or not is_plain_matrix(output):
         return None
-    weight = getattr(embedding, "weight", None)
+    weight: Any = getattr(embedding, "weight", None)
     # Of what is off-loaded nothing is here but its size; others have rules of their own.
     if type(weight) not in (Tensor, nn.Parameter) or weight.is_meta:
         return None

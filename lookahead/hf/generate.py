@@ -29,18 +29,21 @@ from lookahead.drafters import MergedDrafter
 from lookahead.drafters.window_choice import most_window_rows
 from lookahead.engine import Engine
 from lookahead.errors import UnsupportedError
+from lookahead.hf.adapters import reason_for_adapter
 from lookahead.hf.cache import SlotCache
 from lookahead.hf.compat import cache_argument, vocab_size
 from lookahead.hf.drafting import exit_fault, layer_split, node_drafters
 from lookahead.hf.fingerprint import identify, weights_key
 from lookahead.hf.layers import reason_for_layers
 from lookahead.hf.masks import install
+from lookahead.hf.parallel import in_step, ranks_of, reason_for_ranks, share
 from lookahead.hf.selftest import find_fault, verdict_key
+from lookahead.hf.split import LayerSplit
 from lookahead.hf.support import reason_for_call, reason_for_model
 from lookahead.hf.target import HFTarget
 from lookahead.learnt import Learnt
 from lookahead.machine import machine_name
-from lookahead.sequence import Sequence, TokenBuffer
+from lookahead.sequence import Sequence, TokenBuffer, TreeDrafter
 from lookahead.session import Session
 from lookahead.stats import DecodeStats
 
@@ -99,6 +102,7 @@ def prepare(call: Prepared, config: Config, session: Session, extras: Extras) ->
     )
     if reason is None and extras.streamer is not None and call.batch > 1:
         reason = "a streamer of a batch gets all rows in step"
+    reason = reason or reason_for_ranks(call.model) or reason_for_adapter(call.model)
     if reason is not None:
         raise UnsupportedError(reason)
     install()
@@ -146,6 +150,8 @@ def decode(
     contexts = _contexts(call)
     stats.rows = call.batch
     stats.prompt_tokens = sum(map(len, contexts))
+    ranks = ranks_of(call.model)
+    config = in_step(config, ranks, stats)
     learnt = session.learnt(
         config.remember, weights_key(call.model), functools.partial(identify, call.model)
     )
@@ -164,14 +170,10 @@ def decode(
     curve = _curve(call.model, learnt)
     sequences = []
     for slot, context in enumerate(contexts):
-        drafter = MergedDrafter(
-            config,
-            ngram_pool.new_pool(calibration=session.calibration),
-            stats,
-            vocab_size(call.model),
-            node_drafters(call.model, config, session, learnt, target, slot, split, curve, stats),
-            session.window_chooser,
+        make = functools.partial(
+            _drafter, call, config, session, stats, learnt, target, slot, split, curve
         )
+        drafter = share(ranks, config.draft_budget, make)
         sequences.append(_sequence(call, slot, context, drafter, extras))
     ready = getattr(call.model, "_optimize_model_for_decode", nullcontext)
     with ready():
@@ -189,11 +191,32 @@ def decode(
     return _result(call, sequences, cache, given, stats)
 
 
+def _drafter(
+    call: Prepared,
+    config: Config,
+    session: Session,
+    stats: DecodeStats,
+    learnt: Learnt,
+    target: HFTarget,
+    slot: int,
+    split: LayerSplit | None,
+    curve: CostCurve,
+) -> MergedDrafter:
+    return MergedDrafter(
+        config,
+        ngram_pool.new_pool(calibration=session.calibration),
+        stats,
+        vocab_size(call.model),
+        node_drafters(call.model, config, session, learnt, target, slot, split, curve, stats),
+        session.window_chooser,
+    )
+
+
 def _sequence(
     call: Prepared,
     slot: int,
     context: list[int],
-    drafter: MergedDrafter,
+    drafter: TreeDrafter,
     extras: Extras,
 ) -> Sequence:
     settings = call.generation_config

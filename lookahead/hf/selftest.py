@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from lookahead.errors import UnsupportedError
+from lookahead.hf.adapters import active_adapters
 from lookahead.hf.cache import SlotCache
 from lookahead.hf.compat import cache_argument, vocab_size
 from lookahead.hf.early import Corner
@@ -117,8 +118,8 @@ def exit_verdict(model: Any, session: Session, split: LayerSplit, exit_layer: in
 def verdict_key(model: Any) -> tuple[object, ...]:
     """Return what a verdict depends on: another one is asked for when it changes."""
     text = model.config.get_text_config(decoder=True)
-    where = str(model.device)
-    return text._attn_implementation, precision(model), where, kinds_of_layers(model)
+    layers = (kinds_of_layers(model), active_adapters(model))
+    return text._attn_implementation, precision(model), str(model.device), *layers
 
 
 def _difference(

@@ -21,24 +21,21 @@ from transformers import GenerationMixin, StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
 from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerateDecoderOnlyOutput
 
-import ngram_pool
 from lookahead.budget import Budget, CostCurve
 from lookahead.choose import NodeChooser
 from lookahead.config import Config
-from lookahead.drafters import MergedDrafter
 from lookahead.drafters.window_choice import most_window_rows
 from lookahead.engine import Engine
 from lookahead.errors import UnsupportedError
 from lookahead.hf.adapters import reason_for_adapter
 from lookahead.hf.cache import SlotCache
-from lookahead.hf.compat import cache_argument, vocab_size
-from lookahead.hf.drafting import exit_fault, layer_split, node_drafters
+from lookahead.hf.compat import cache_argument, device_of, is_compiled
+from lookahead.hf.drafting import exit_fault, layer_split, merged_drafter
 from lookahead.hf.fingerprint import identify, weights_key
-from lookahead.hf.layers import reason_for_layers
+from lookahead.hf.layers import precision, reason_for_layers
 from lookahead.hf.masks import install
 from lookahead.hf.parallel import in_step, ranks_of, reason_for_ranks, share
 from lookahead.hf.selftest import find_fault, verdict_key
-from lookahead.hf.split import LayerSplit
 from lookahead.hf.support import reason_for_call, reason_for_model
 from lookahead.hf.target import HFTarget
 from lookahead.learnt import Learnt
@@ -171,7 +168,7 @@ def decode(
     sequences = []
     for slot, context in enumerate(contexts):
         make = functools.partial(
-            _drafter, call, config, session, stats, learnt, target, slot, split, curve
+            merged_drafter, call.model, config, session, learnt, target, slot, split, curve, stats
         )
         drafter = share(ranks, config.draft_budget, make)
         sequences.append(_sequence(call, slot, context, drafter, extras))
@@ -189,27 +186,6 @@ def decode(
         stats.break_even = float(curve.relative(rows)[-1])
         stats.is_fixed = config.nodes != "auto"
     return _result(call, sequences, cache, given, stats)
-
-
-def _drafter(
-    call: Prepared,
-    config: Config,
-    session: Session,
-    stats: DecodeStats,
-    learnt: Learnt,
-    target: HFTarget,
-    slot: int,
-    split: LayerSplit | None,
-    curve: CostCurve,
-) -> MergedDrafter:
-    return MergedDrafter(
-        config,
-        ngram_pool.new_pool(calibration=session.calibration),
-        stats,
-        vocab_size(call.model),
-        node_drafters(call.model, config, session, learnt, target, slot, split, curve, stats),
-        session.window_chooser,
-    )
 
 
 def _sequence(
@@ -313,16 +289,17 @@ def _verdict(model: Any, session: Session) -> str | None:
 
 
 def _curve(model: Any, learnt: Learnt) -> CostCurve:
-    device = model.device.type
-    half = model.dtype in (torch.bfloat16, torch.float16)
-    kind = ("cpu-16bit" if half else "cpu") if device == "cpu" else "other"
+    device, dtype = device_of(model), precision(model)
+    half = dtype in (torch.bfloat16, torch.float16)
+    kind = ("cpu-16bit" if half else "cpu") if device.type == "cpu" else "other"
     text = model.config.get_text_config(decoder=True)
     key = (
-        machine_name(model.device),
-        str(model.device),
-        str(model.dtype),
+        machine_name(device),
+        str(device),
+        str(dtype),
         text._attn_implementation,
         f"{torch.get_num_threads()} threads",
+        *(["compiled"] if is_compiled(model) else []),
     )
     return learnt.curve(key, kind)
 

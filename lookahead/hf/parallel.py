@@ -19,6 +19,7 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 from lookahead.budget import Plan
 from lookahead.config import Config
+from lookahead.hf.compat import device_of
 from lookahead.outcome import Outcome, PromptRows
 from lookahead.sequence import TreeDrafter
 from lookahead.stats import DecodeStats
@@ -58,7 +59,7 @@ def ranks_of(model: Any) -> Ranks | None:
     if mesh is None or mesh.size() < 2:
         return None
     group = mesh.get_group() if mesh.ndim == 1 else mesh["tp"].get_group()
-    return Ranks(group, torch.device(model.device))
+    return Ranks(group, device_of(model))
 
 
 def reason_for_ranks(model: Any) -> str | None:

@@ -24,7 +24,7 @@ from transformers.cache_utils import DynamicCache
 from lookahead.errors import UnsupportedError
 from lookahead.hf.adapters import active_adapters
 from lookahead.hf.cache import SlotCache
-from lookahead.hf.compat import cache_argument, vocab_size
+from lookahead.hf.compat import cache_argument, device_of, vocab_size
 from lookahead.hf.early import Corner
 from lookahead.hf.layers import kinds_of_layers, precision
 from lookahead.hf.masks import Visibility
@@ -119,7 +119,7 @@ def verdict_key(model: Any) -> tuple[object, ...]:
     """Return what a verdict depends on: another one is asked for when it changes."""
     text = model.config.get_text_config(decoder=True)
     layers = (kinds_of_layers(model), active_adapters(model))
-    return text._attn_implementation, precision(model), str(model.device), *layers
+    return text._attn_implementation, precision(model), str(device_of(model)), *layers
 
 
 def _difference(
@@ -159,12 +159,12 @@ def _tree_pass(
     peeks: _Peeks | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return logits of root, a, a-b and c in one pass, and of a token after c is committed."""
-    ids = torch.tensor([prompt], device=model.device)
+    ids = torch.tensor([prompt], device=device_of(model))
     cache = SlotCache(DynamicCache(), 1)
     name = cache_argument(model)
     kwargs: dict[str, Any] = {
         name: cache,
-        "position_ids": torch.arange(len(prompt), device=model.device)[None],
+        "position_ids": torch.arange(len(prompt), device=device_of(model))[None],
         "attention_mask": None,
         "use_cache": True,
     }
@@ -229,7 +229,7 @@ def _gap(model: Any, num_prompt: int) -> int:
 
 
 def _plain(model: Any, ids: list[int]) -> Tensor:
-    tokens = torch.tensor([ids], device=model.device)
+    tokens = torch.tensor([ids], device=device_of(model))
     logits: Tensor = model(input_ids=tokens, use_cache=False, return_dict=True).logits[0]
     return logits.float()
 

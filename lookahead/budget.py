@@ -254,12 +254,17 @@ class Budget:
         Shared by all calls on one model.
     is_chain : bool
         A pass can verify one branch only.
+    shares : bool
+        Trees of several sequences are cut to one size.
     """
 
-    def __init__(self, config: Config, curve: CostCurve, *, is_chain: bool = False) -> None:
+    def __init__(
+        self, config: Config, curve: CostCurve, *, is_chain: bool = False, shares: bool = True
+    ) -> None:
         self._config = config
         self._curve = curve
         self._is_chain = is_chain
+        self._shares = shares
         self._pace = Pace()
         self._trust = Trust()
         self._drift = 0.0  # log of what passes take now by what the curve expects of them
@@ -277,9 +282,10 @@ class Budget:
             return Plan(0)
         costs = self.costs(max_nodes, live)
         seconds = self._curve.seconds(live)
+        shared = self._shares and live > 1
         # A plain pass brings one token to each of them.
         token_s = None if seconds is None else float(seconds[-1]) / live
-        return Plan(max_nodes, costs, self._trust.share, token_s, self._is_chain, live > 1)
+        return Plan(max_nodes, costs, self._trust.share, token_s, self._is_chain, shared)
 
     def size(self, trees: Sequence[DraftTree], plan: Plan) -> int:
         """Return the nodes that each tree of a pass should have.

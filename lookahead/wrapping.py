@@ -13,7 +13,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar, overload
 
@@ -218,6 +218,7 @@ def accelerate(model: Any, **settings: Any) -> Handle:
     config = _config(settings)
     check_version()
     _check_model(model)
+    model = _unwrapped(model)
     ngram_pool.warm_up()
     wrapper = AcceleratedGenerate(model, config)
     session = _session(model)
@@ -237,6 +238,7 @@ def accelerate(model: Any, **settings: Any) -> Handle:
 def restore(model: Any) -> None:
     """Give a model its own ``generate`` back, and forget what was learnt; harmless if plain."""
     _check_model(model)
+    model = _unwrapped(model)
     _put_back(model, [])
     vars(model).pop(SESSION, None)
 
@@ -354,6 +356,7 @@ def generate(
 def last_stats(model: Any) -> DecodeStats | None:
     """Return the statistics of the last ``generate`` on this model, or None before the first."""
     _check_model(model)
+    model = _unwrapped(model)
     session = vars(model).get(SESSION)
     return None if session is None else session.last
 
@@ -375,6 +378,7 @@ def forget(model: Any, *, stored: bool = False) -> None:
         If files cannot be removed; the message says why.
     """
     _check_model(model)
+    model = _unwrapped(model)
     session = vars(model).get(SESSION)
     if session is not None:
         session.forget()
@@ -385,13 +389,20 @@ def forget(model: Any, *, stored: bool = False) -> None:
 def _decode(
     call: Prepared, config: Config, session: Session, extras: Extras, refuse: type[Exception]
 ) -> Any:
-    try:
-        cache = prepare(call, config, session, extras)
-    except UnsupportedError as error:
-        raise refuse(str(error)) from None
-    stats = DecodeStats()
-    session.last = stats
-    return decode(call, cache, config, session, stats, extras)
+    with _tensors_here():
+        try:
+            cache = prepare(call, config, session, extras)
+        except UnsupportedError as error:
+            raise refuse(str(error)) from None
+        stats = DecodeStats()
+        session.last = stats
+        return decode(call, cache, config, session, stats, extras)
+
+
+def _tensors_here() -> AbstractContextManager[Any]:
+    """Make tensors of ours in main memory, whatever default device the caller has set."""
+    here = torch.device("cpu")
+    return nullcontext() if torch.get_default_device() == here else here
 
 
 def _timed_plain(
@@ -463,6 +474,11 @@ def _config(settings: dict[str, Any]) -> Config:
 
 def _is_model(value: object) -> bool:
     return isinstance(value, torch.nn.Module) and callable(getattr(value, "generate", None))
+
+
+def _unwrapped(model: Any) -> Any:
+    """Return the model inside of what ``torch.compile(model)`` made: its ``generate`` is called."""
+    return vars(model).get("_modules", {}).get("_orig_mod", model)
 
 
 def _check_model(model: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import torch
 import transformers
 from packaging.version import Version
 
@@ -16,6 +17,8 @@ __all__ = [
     "cache_argument",
     "check_version",
     "count_or_length",
+    "device_of",
+    "is_compiled",
     "vocab_size",
 ]
 
@@ -55,6 +58,23 @@ def vocab_size(model: Any) -> int:
     embeddings = model.get_input_embeddings()
     size = getattr(embeddings, "num_embeddings", None)
     return int(size or model.config.get_text_config(decoder=True).vocab_size)
+
+
+def device_of(model: Any) -> torch.device:
+    """Return where a model computes, even where its weights are fetched layer by layer."""
+    device = torch.device(model.device)
+    if device.type != "meta":
+        return device
+    hooks = (getattr(module, "_hf_hook", None) for module in model.modules())
+    found = (getattr(hook, "execution_device", None) for hook in hooks)
+    return torch.device(next((d for d in found if d is not None), "cpu"))
+
+
+def is_compiled(model: Any) -> bool:
+    """Say whether a model's forward was given to ``torch.compile``."""
+    if getattr(model, "_compiled_call_impl", None) is not None:
+        return True
+    return hasattr(vars(model).get("forward"), "_torchdynamo_orig_callable")
 
 
 def count_or_length(rows: Any) -> int:

@@ -1,4 +1,4 @@
-"""The drafters that read a model's hidden states, made for one call."""
+"""The drafters of one call, those that read a model's hidden states among them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import ngram_pool
 from lookahead.budget import CostCurve
 from lookahead.config import Config
-from lookahead.drafters import NodeDrafter
+from lookahead.drafters import MergedDrafter, NodeDrafter
 from lookahead.drafters.early_exit import EarlyExitDrafter, EarlyLayers
 from lookahead.drafters.exits import ExitChooser, check_exit_layer
 from lookahead.drafters.head import FIRST_TOKENS, LeastSquaresHead
 from lookahead.drafters.readout import Readout
 from lookahead.drafters.sums import HeadSums
+from lookahead.hf.compat import vocab_size
 from lookahead.hf.ends import ends_of
 from lookahead.hf.selftest import exit_verdict
 from lookahead.hf.split import LayerSplit
@@ -22,7 +24,7 @@ from lookahead.session import Session
 from lookahead.stats import DecodeStats
 from ngram_pool.layout import EXIT_OFFER, HEAD_OFFER
 
-__all__ = ["exit_fault", "layer_split", "node_drafters"]
+__all__ = ["exit_fault", "layer_split", "merged_drafter"]
 
 
 def layer_split(
@@ -53,7 +55,29 @@ def exit_fault(
     return None if split is None else functools.partial(exit_verdict, model, session, split)
 
 
-def node_drafters(
+def merged_drafter(
+    model: Any,
+    config: Config,
+    session: Session,
+    learnt: Learnt,
+    target: EarlyLayers,
+    slot: int,
+    split: LayerSplit | None,
+    curve: CostCurve,
+    stats: DecodeStats,
+) -> MergedDrafter:
+    """Make the drafter of one sequence, before the prompt is read."""
+    return MergedDrafter(
+        config,
+        ngram_pool.new_pool(calibration=session.calibration),
+        stats,
+        vocab_size(model),
+        _node_drafters(model, config, session, learnt, target, slot, split, curve, stats),
+        session.window_chooser,
+    )
+
+
+def _node_drafters(
     model: Any,
     config: Config,
     session: Session,

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from lookahead.hf.adapters import active_adapters
 from lookahead.learnt import Identity
 
 __all__ = ["identify", "weights_key"]
@@ -79,7 +80,7 @@ def weights_key(model: Any) -> Hashable:
     inner = _inner(model)
     ends = (inner.get_input_embeddings(), inner.get_output_embeddings())
     weights = [getattr(end, "weight", None) for end in ends]
-    return (_adapters(inner), *map(_version, weights))
+    return (active_adapters(inner), *map(_version, weights))
 
 
 def _inner(model: Any) -> Any:
@@ -93,25 +94,13 @@ def _version(weight: object) -> int:
     return weight._version
 
 
-def _adapters(inner: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of the adapters that are on, and of those merged into the weights."""
-    if not getattr(inner, "peft_config", None):
-        return (), ()
-    for module in inner.modules():
-        active = getattr(module, "active_adapters", None)
-        if isinstance(active, list | tuple) and hasattr(module, "disable_adapters"):
-            on = () if module.disable_adapters else tuple(active)
-            return on, tuple(getattr(module, "merged_adapters", ()))
-    return (), ()
-
-
 def _active_configs(inner: Any) -> list[tuple[str, ...]]:
     """Return what else decides how strong an adapter is."""
     configs = getattr(inner, "peft_config", None) or {}
     wanted = ("peft_type", "r", "lora_alpha", "use_rslora", "target_modules")
     return [
         tuple(_plain(getattr(configs[name], field, None)) for field in wanted)
-        for name in _adapters(inner)[0]
+        for name in active_adapters(inner)[0]
         if name in configs
     ]
 
@@ -123,7 +112,7 @@ def _plain(value: object) -> str:
 def _sampled(inner: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield tensors by name: embeddings, some of the layers, some of the adapter that is on."""
     known = set(getattr(inner, "peft_config", None) or {})
-    on = set(_adapters(inner)[0])
+    on = set(active_adapters(inner)[0])
     own: dict[str, Tensor] = {}
     adapted: dict[str, Tensor] = {}
     for name, tensor in _tensors(inner):

@@ -21,24 +21,25 @@ from transformers import GenerationMixin, StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
 from transformers.generation.utils import GENERATION_MODES_MAPPING
 
-import ngram_pool
 from lookahead.budget import Budget, CostCurve
 from lookahead.choose import NodeChooser
 from lookahead.config import Config
-from lookahead.drafters import MergedDrafter
 from lookahead.drafters.window_choice import most_window_rows
 from lookahead.engine import Engine
 from lookahead.errors import UnsupportedError
+from lookahead.hf.adapters import reason_for_adapter
 from lookahead.hf.cache import SlotCache
 from lookahead.hf.chain import MOST_AGAIN, ChainTarget
-from lookahead.hf.compat import vocab_size
-from lookahead.hf.drafting import exit_fault, layer_split, node_drafters
+from lookahead.hf.compat import device_of, is_compiled
+from lookahead.hf.drafting import exit_fault, layer_split, merged_drafter
 from lookahead.hf.encoder_decoder import self_attention_part, whole_cache
 from lookahead.hf.fingerprint import identify, weights_key
 from lookahead.hf.in_step import BatchStream, fill_up
+from lookahead.hf.layers import precision
 from lookahead.hf.masks import install
 from lookahead.hf.outputs import StepOutputs, layer_types, wanted_outputs
 from lookahead.hf.outputs_check import find_outputs_fault
+from lookahead.hf.parallel import in_step, ranks_of, reason_for_ranks, share
 from lookahead.hf.prompts import prompt_mask
 from lookahead.hf.results import Prepared, keeps_cache, result_of
 from lookahead.hf.ropes import furthest_guess
@@ -55,7 +56,7 @@ from lookahead.hf.target import HFTarget
 from lookahead.learnt import Learnt
 from lookahead.machine import machine_name
 from lookahead.noise import Draws
-from lookahead.sequence import Sequence, TokenBuffer
+from lookahead.sequence import Sequence, TokenBuffer, TreeDrafter
 from lookahead.session import Session
 from lookahead.stats import DecodeStats
 
@@ -100,6 +101,7 @@ def prepare(call: Prepared, config: Config, session: Session, extras: Extras) ->
     )
     shows = extras.streamer is not None
     reason = reason or reason_for_cache(call, cache) or reason_for_time(call, cache, shows)
+    reason = reason or reason_for_ranks(call.model) or reason_for_adapter(call.model)
     if reason is not None:
         raise UnsupportedError(reason)
     install()
@@ -156,6 +158,8 @@ def decode(
     contexts = _contexts(call)
     stats.rows = call.batch
     stats.prompt_tokens = sum(map(len, contexts))
+    ranks = ranks_of(call.model)
+    config = in_step(config, ranks, stats)
     learnt = session.learnt(
         config.remember, weights_key(call.model), functools.partial(identify, call.model)
     )
@@ -185,21 +189,20 @@ def decode(
         stream = BatchStream(extras.streamer, call.generation_config._pad_token_tensor)
     sequences = []
     for slot, context in enumerate(contexts):
-        drafter = MergedDrafter(
-            config,
-            ngram_pool.new_pool(calibration=session.calibration),
-            stats,
-            vocab_size(call.model),
-            node_drafters(call.model, config, session, learnt, target, slot, split, curve, stats),
-            session.window_chooser,
+        make = functools.partial(
+            merged_drafter, call.model, config, session, learnt, target, slot, split, curve, stats
         )
+        drafter = share(ranks, config.draft_budget, make)
         emit = _emitter(extras, stream, slot)
         sequences.append(_sequence(call, slot, context, drafter, draws, emit))
     if stream is not None:
         stream.watch(sequences)
     ready = getattr(call.model, "_optimize_model_for_decode", nullcontext)
     with ready():
-        budget = Budget(config, curve, is_chain=shape.name == "chain")
+        # Processes that share a model would cut trees by times of their own.
+        budget = Budget(
+            config, curve, is_chain=shape.name == "chain", shares=call.batch > 1 and ranks is None
+        )
         Engine(target, budget, config, stats).run(sequences)
         if keeps_cache(call, given):
             target.settle()
@@ -222,7 +225,7 @@ def _sequence(
     call: Prepared,
     slot: int,
     context: list[int],
-    drafter: MergedDrafter,
+    drafter: TreeDrafter,
     draws: Draws | None,
     emit: Callable[[int], None] | None,
 ) -> Sequence:
@@ -377,16 +380,17 @@ def _outputs(call: Prepared, cache: SlotCache) -> StepOutputs | None:
 
 def cost_curve(model: Any, learnt: Learnt) -> CostCurve:
     """Return what passes of a model cost here, as far as it is known."""
-    device = model.device.type
-    half = model.dtype in (torch.bfloat16, torch.float16)
-    kind = ("cpu-16bit" if half else "cpu") if device == "cpu" else "other"
+    device, dtype = device_of(model), precision(model)
+    half = dtype in (torch.bfloat16, torch.float16)
+    kind = ("cpu-16bit" if half else "cpu") if device.type == "cpu" else "other"
     text = model.config.get_text_config(decoder=True)
     key = (
-        machine_name(model.device),
-        str(model.device),
-        str(model.dtype),
+        machine_name(device),
+        str(device),
+        str(dtype),
         text._attn_implementation,
         f"{torch.get_num_threads()} threads",
+        *(["compiled"] if is_compiled(model) else []),
     )
     return learnt.curve(key, kind)
 

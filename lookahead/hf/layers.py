@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lookahead.hf.compat import device_of
+
 __all__ = ["is_plain_matrix", "kinds_of_layers", "precision", "reason_for_layers"]
 
 #: How much larger the other rows are: enough to drown a row that shares a scale with them.
@@ -26,8 +28,8 @@ ROUNDING_32, ROUNDING_16 = 1e-4, 1e-2
 
 def precision(model: Any) -> torch.dtype:
     """Return the type in which a model computes: that of its weights, or of ``autocast``."""
-    kind = model.device.type
-    if kind != "meta" and torch.is_autocast_enabled(kind):
+    kind = device_of(model).type
+    if torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
     dtype: torch.dtype = model.dtype
     return dtype
@@ -93,8 +95,9 @@ def _unusual(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         # A wrapper, such as an adapter's, is asked through the layer in it.
         if hasattr(module, "base_layer") or is_plain_matrix(module):
             continue
-        if any(t.is_meta for t in _tensors(module)):
-            continue  # elsewhere: plain or not, only the self-test can bring it here
+        # Elsewhere, or in parts: made-up rows do not fit, and only the self-test can ask.
+        if any(t.is_meta or hasattr(t, "device_mesh") for t in _tensors(module)):
+            continue
         yield name, module
 
 

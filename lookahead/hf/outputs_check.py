@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from lookahead.hf.cache import SlotCache
-from lookahead.hf.compat import cache_argument, vocab_size
+from lookahead.hf.compat import cache_argument, device_of, vocab_size
 from lookahead.hf.outputs import OUTPUTS, StepOutputs, layer_types
 from lookahead.hf.selftest import EXACT, positions_of, tokens_of
 from lookahead.hf.target import HFTarget
@@ -57,7 +57,7 @@ def _of_a_tree(
     model: Any, prompt: list[int], tokens: list[int], fields: Sequence[str], wanted: dict[str, bool]
 ) -> dict[str, Any]:
     """Return the fields for the prompt, the root, and the last node, a child of the root."""
-    ids = torch.tensor([prompt], device=model.device)
+    ids = torch.tensor([prompt], device=device_of(model))
     cache = SlotCache(DynamicCache(config=model.config), 1)
     name = cache_argument(model)
     kwargs: dict[str, Any] = {
@@ -84,7 +84,7 @@ def _of_single_tokens(
     found: dict[str, list[Any]] = {field: [] for field in fields}
     length = 0
     for part in (prompt, *([token] for token in tokens)):
-        ids = torch.tensor([part], device=model.device)
+        ids = torch.tensor([part], device=device_of(model))
         positions = {
             name: numbers + length for name, numbers in positions_of(model, len(part)).items()
         }

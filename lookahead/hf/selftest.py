@@ -27,8 +27,9 @@ from transformers.cache_utils import (
 )
 
 from lookahead.errors import UnsupportedError
+from lookahead.hf.adapters import active_adapters
 from lookahead.hf.cache import SlotCache
-from lookahead.hf.compat import cache_argument, vocab_size
+from lookahead.hf.compat import cache_argument, device_of, vocab_size
 from lookahead.hf.early import Corner
 from lookahead.hf.encoder_decoder import (
     made_up_encoder_outputs,
@@ -136,8 +137,8 @@ def exit_verdict(model: Any, session: Session, split: LayerSplit, exit_layer: in
 def verdict_key(model: Any) -> tuple[object, ...]:
     """Return what a verdict depends on: another one is asked for when it changes."""
     text = model.config.get_text_config(decoder=True)
-    where = str(model.device)
-    return text._attn_implementation, precision(model), where, kinds_of_layers(model)
+    layers = (kinds_of_layers(model), active_adapters(model))
+    return text._attn_implementation, precision(model), str(device_of(model)), *layers
 
 
 def difference(
@@ -177,7 +178,7 @@ def _tree_pass(
     peeks: _Peeks | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return logits of root, a, a-b and c in one pass, and of a token after c is committed."""
-    ids = torch.tensor([prompt], device=model.device)
+    ids = torch.tensor([prompt], device=device_of(model))
     given: Any = _untrimmed(model)
     if model.config.is_encoder_decoder:
         given = EncoderDecoderCache(given, DynamicCache())
@@ -268,12 +269,12 @@ def positions_of(model: Any, number: int) -> dict[str, Any]:
     """Return positions by name as plain generation hands them in: a model might count otherwise."""
     if not takes_positions(model):
         return {}
-    return {prompt_positions_name(model): torch.arange(number, device=model.device)[None]}
+    return {prompt_positions_name(model): torch.arange(number, device=device_of(model))[None]}
 
 
 def plain_logits(model: Any, ids: list[int]) -> Tensor:
     """Return what a plain pass without a cache gives for some tokens, float32, [tokens, vocab]."""
-    tokens = torch.tensor([ids], device=model.device)
+    tokens = torch.tensor([ids], device=device_of(model))
     name = "decoder_input_ids" if model.config.is_encoder_decoder else "input_ids"
     inputs = positions_of(model, len(ids)) | made_up_encoder_outputs(model) | {name: tokens}
     logits: Tensor = model(**inputs, use_cache=False, return_dict=True).logits[0]

@@ -16,7 +16,7 @@ from transformers.cache_utils import DynamicCache
 
 from lookahead.hf.cache import SlotCache
 from lookahead.hf.chain import ChainTarget
-from lookahead.hf.compat import cache_argument, vocab_size
+from lookahead.hf.compat import cache_argument, device_of, vocab_size
 from lookahead.hf.layers import reason_for_layers
 from lookahead.hf.selftest import (
     difference,
@@ -110,7 +110,7 @@ def _chain_passes(
 ) -> Tensor:
     """Return logits of root, a and b; of c and d behind a; and of e, [6, vocab]."""
     root, a, b, c, d, e = tokens
-    ids = torch.tensor([prompt], device=model.device)
+    ids = torch.tensor([prompt], device=device_of(model))
     cache = SlotCache(DynamicCache(config=model.config.get_text_config(decoder=True)), 1)
     name = cache_argument(model)
     kwargs: dict[str, Any] = {

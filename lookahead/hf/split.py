@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lookahead.errors import UnsupportedError
+from lookahead.hf.compat import is_compiled
 
 __all__ = ["Instead", "LayerSplit", "instead"]
 
@@ -251,6 +252,6 @@ def _reason(model: Any, layers: list[nn.Module]) -> str | None:
         return f"{name} keeps a recurrent state"
     if getattr(config, "num_kv_shared_layers", 0):
         return f"layers of {name} share K/V with one another"
-    if getattr(model, "_tp_size", None) or getattr(model, "_compiled_call_impl", None):
+    if getattr(model, "_tp_size", None) or is_compiled(model):
         return f"{name} is compiled or spread over several processes"
     return None

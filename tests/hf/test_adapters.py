@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import lookahead
-from tests.helpers import Recorder, fresh, prompt
+from tests.helpers import Recorder, fresh, prompt, run
 
 peft = pytest.importorskip("peft")
 
@@ -118,3 +118,102 @@ def test_restore_gives_the_adapter_its_own_generate_back():
     lookahead.accelerate(model)
     lookahead.restore(model)
     assert model.generate.__func__ is function
+
+
+LAYERS = {
+    "ia3": lambda: peft.IA3Config(
+        task_type="CAUSAL_LM",
+        target_modules=["k_proj", "v_proj", "down_proj"],
+        feedforward_modules=["down_proj"],
+    ),
+    "dora": lambda: peft.LoraConfig(
+        task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"], use_dora=True
+    ),
+    "loha": lambda: peft.LoHaConfig(task_type="CAUSAL_LM", target_modules=["q_proj"]),
+    "oft": lambda: peft.OFTConfig(
+        task_type="CAUSAL_LM", target_modules=["q_proj"], oft_block_size=4
+    ),
+    "both ends": lambda: peft.LoraConfig(
+        task_type="CAUSAL_LM", target_modules=["q_proj", "lm_head", "embed_tokens"]
+    ),
+    "a saved output layer": lambda: peft.LoraConfig(
+        task_type="CAUSAL_LM", target_modules=["q_proj"], modules_to_save=["lm_head"]
+    ),
+    "new rows of the embedding": lambda: peft.LoraConfig(
+        task_type="CAUSAL_LM", target_modules=["q_proj"], trainable_token_indices=[3, 4, 5]
+    ),
+    "adaption prompt": lambda: peft.AdaptionPromptConfig(
+        task_type="CAUSAL_LM", adapter_len=4, adapter_layers=2
+    ),
+}
+VIRTUAL = {
+    "prompt tuning": lambda: peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5),
+    "prefix tuning": lambda: peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5),
+    "p-tuning": lambda: peft.PromptEncoderConfig(
+        task_type="CAUSAL_LM", num_virtual_tokens=5, encoder_hidden_size=32
+    ),
+}
+ALL_SOURCES = ("ngrams", "recycled", "head", "exit")
+
+
+def _adapted(make):
+    model = peft.get_peft_model(fresh(), make())
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return model.eval()
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_adapters_that_change_layers_give_what_plain_gives(kind):
+    model = _adapted(LAYERS[kind])
+    for settings in ({}, {"sources": ALL_SOURCES, "remember": False}):
+        runs = run(model, None, settings=settings, input_ids=IDS, **ARGUMENTS)
+        assert runs.fast.tolist() == runs.plain.tolist()
+        assert runs.stats.accelerated
+
+
+@pytest.mark.parametrize("kind", VIRTUAL)
+@pytest.mark.filterwarnings("ignore")
+def test_virtual_tokens_run_plain_with_the_reason_and_are_accelerated_while_off(kind):
+    model = _adapted(VIRTUAL[kind])
+    settings = {"strict": False}
+    for _ in range(2):
+        with model.disable_adapter():
+            off = run(model, None, settings=settings, input_ids=IDS, **ARGUMENTS)
+        on = run(model, None, settings=settings, input_ids=IDS, **ARGUMENTS)
+        assert off.fast.tolist() == off.plain.tolist()
+        assert on.fast.tolist() == on.plain.tolist()
+        assert off.stats.accelerated
+        assert "of its own before the prompt" in on.stats.plain_reason
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_adapter_that_waits_for_tokens_runs_plain():
+    model = _adapted(
+        lambda: peft.LoraConfig(
+            task_type="CAUSAL_LM",
+            target_modules=["q_proj"],
+            alora_invocation_tokens=IDS[0, 3:5].tolist(),
+        )
+    )
+    runs = run(model, None, settings={"strict": False}, input_ids=IDS, **ARGUMENTS)
+    assert runs.fast.tolist() == runs.plain.tolist()
+    assert "behind its invocation tokens only" in runs.stats.plain_reason
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_several_adapters_at_once_and_early_exit():
+    model = _lora()
+    model.base_model.set_adapter(["one", "two"])
+    settings = {"sources": ALL_SOURCES, "remember": False}
+    both = run(model, None, settings=settings, input_ids=IDS, **ARGUMENTS)
+    model.set_adapter("two")
+    alone = run(model, None, settings=settings, input_ids=IDS, **ARGUMENTS)
+    for runs in (both, alone):
+        assert runs.fast.tolist() == runs.plain.tolist()
+        assert runs.stats.accelerated
+    assert both.fast.tolist() != alone.fast.tolist()

@@ -18,7 +18,7 @@ STEPS = "rounds its input to a few bits"
 
 
 class Steps(nn.Module):
-    """A layer as kernels of 8 bits compute it: inputs rounded to steps, one size for all or each."""
+    """A layer as 8-bit kernels compute it: inputs in steps, of one size for all rows or each."""
 
     def __init__(self, inner, *, per_row):
         super().__init__()
@@ -140,10 +140,8 @@ def test_the_head_stays_out_with_a_note_where_an_end_is_packed(end):
     module = model.lm_head if end == "lm_head" else model.model.embed_tokens
     module.weight = nn.Parameter(module.weight.detach().as_subclass(OwnTensor))
     runs = check(model, IDS, settings={"remember": False}, **GREEDY)
-    assert runs.stats.notes == [
-        "head and early exit are off: the output layer and the embedding are not two plain "
-        "matrices in memory"
-    ]
+    assert len(runs.stats.notes) == 1
+    assert "not two plain matrices in memory" in runs.stats.notes[0]
 
 
 TORCHAO_KINDS = {

@@ -1,0 +1,84 @@
+"""One of the processes of tests/hf/test_ranks.py: its part of a model, plain and accelerated."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import distributed
+from transformers import AutoModelForCausalLM
+from transformers.distributed import DistributedConfig
+
+import lookahead
+from lookahead.hf.target import HFTarget
+from tests.helpers import prompt
+
+IDS = prompt(20, repeat=6)
+CALLS = {
+    "greedy": {"do_sample": False},
+    "sampled": {"do_sample": True, "temperature": 0.7},
+    "batch": {"do_sample": False},
+}
+SETTINGS = {
+    "fixed": {"nodes": 8},
+    "auto": {"nodes": "auto"},
+    "all": {"nodes": "auto", "sources": ("ngrams", "recycled", "head", "exit"), "window": "auto"},
+}
+
+
+def _ids(name):
+    return torch.cat([IDS, prompt(20, seed=2, repeat=6)]) if name == "batch" else IDS
+
+
+def _run(model, name):
+    torch.manual_seed(0)
+    return model.generate(_ids(name), max_new_tokens=32, **CALLS[name]).tolist()
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo")
+    rank = int(os.environ["RANK"])
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, distributed_config=DistributedConfig(tp_size=2, tp_plan="auto")
+    ).eval()
+    model.generation_config.eos_token_id = None
+    widths = []
+    verify = HFTarget.verify
+
+    def slow_and_seen(self, slots, trees, windows=None):
+        widths.append([tree.tokens.tolist() for tree in trees])
+        if rank:
+            time.sleep(0.004 * (len(widths) % 5))  # times of the processes differ
+        return verify(self, slots, trees, windows)
+
+    HFTarget.verify = slow_and_seen
+    found = {"parts": hasattr(next(model.model.layers.parameters()), "device_mesh"), "runs": []}
+    for setting, settings in SETTINGS.items():
+        for name in CALLS:
+            plain = _run(model, name)
+            widths.clear()
+            with lookahead.accelerate(model, strict=True, **settings):
+                fast = _run(model, name)
+                stats = lookahead.last_stats(model)
+            found["runs"].append(
+                {
+                    "what": f"{setting} {name}",
+                    "same": fast == plain,
+                    "ids": fast,
+                    "trees": list(widths),
+                    "tokens_per_pass": stats.new_tokens / (1 + stats.passes),
+                    "notes": stats.notes,
+                }
+            )
+    (folder / f"found_{rank}.json").write_text(json.dumps(found))
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,31 @@
+"""The sweep over all registered types: none is wrong, and so many are accelerated and exact."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from tests.zoo.build import NAMES, TYPES
+from tests.zoo.others import OTHERS
+from tests.zoo.sweep import EXACT, WRONG, in_child
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+#: Types that are accelerated and exact; to be raised when there are more.
+FEWEST_EXACT = 100
+
+
+@functools.cache
+def _verdict(name):
+    return in_child(name)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *OTHERS])
+def test_no_type_is_wrong(name):
+    assert _verdict(name).kind != WRONG, _verdict(name)
+
+
+def test_enough_types_are_accelerated_and_exact():
+    exact = [name for name in TYPES if _verdict(name).kind == EXACT]
+    assert len(exact) >= FEWEST_EXACT, sorted(set(TYPES) - set(exact))

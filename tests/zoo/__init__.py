@@ -1,0 +1,1 @@
+"""Every registered causal language model, built tiny, and the sweep over all of them."""

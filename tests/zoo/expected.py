@@ -1,0 +1,50 @@
+"""How the families that are named in the documentation run: one word each.
+
+``tree``: drafts are verified as trees. ``chain``: as chains. ``plain``: not accelerated yet.
+"""
+
+from __future__ import annotations
+
+#: By name; see :mod:`tests.zoo.sweep`.
+EXPECTED = {
+    "llama": "tree",
+    "mistral": "tree",
+    "mixtral": "tree",
+    "qwen2": "tree",
+    "qwen2_moe": "tree",
+    "qwen3": "tree",
+    "qwen3_moe": "tree",
+    "gemma": "tree",
+    "gemma2": "tree",
+    "gemma3_text": "tree",
+    "gemma3": "tree",  # sees, and is given text alone
+    "roberta": "tree",  # left to itself, it counts positions from behind its padding id
+    "dory": "tree",  # runs layers several times, on copies of their cache
+    "phi": "tree",
+    "phi3": "tree",
+    "gpt2": "tree",
+    "gptj": "tree",
+    "gpt_neox": "tree",
+    "opt": "tree",
+    "bloom": "plain",
+    "mpt": "plain",
+    "falcon": "tree",
+    "starcoder2": "tree",
+    "stablelm": "tree",
+    "cohere2": "tree",
+    "olmo2": "tree",
+    "granite": "tree",
+    "deepseek_v3": "tree",
+    "gpt_oss": "tree",
+    "smollm3": "tree",
+    "mamba2": "plain",
+    "jamba": "plain",
+    "bamba": "plain",
+    "lfm2": "plain",
+    "qwen3_next": "plain",
+    "recurrent_gemma": "plain",
+    "t5:encoder": "plain",
+    "bart:encoder": "plain",
+    "llava:image": "plain",
+    "qwen2_vl:image": "plain",
+}

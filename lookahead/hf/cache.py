@@ -6,6 +6,7 @@ Rows of a pass are written behind those of their sequence and count only once th
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -75,6 +76,19 @@ class SlotLayer(CacheLayerMixin):
         self.sliding_window = window
         self.start = 0
         self.filled = 0  # rows of the prompt, while it is being read
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SlotLayer:
+        """Copy the K/V, and share the lengths.
+
+        A model that runs a layer several times (Dory) copies it within one cache; the copy belongs
+        to the same sequences.
+        """
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        shared = {"_lengths": self._lengths}
+        own = {name: value for name, value in vars(self).items() if name not in shared}
+        vars(twin).update(copy.deepcopy(own, memo) | shared)
+        return twin
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Take batch, heads, sizes, dtype and device from the first rows."""
@@ -305,7 +319,10 @@ class SlotCache(Cache):
         given, length = self._given, self._lengths.longest
         for index, mine in enumerate(self.layers):
             if len(given.layers) <= index:
-                given.layers.append(DynamicLayer())
+                window = mine.window
+                given.layers.append(
+                    DynamicLayer() if window is None else DynamicSlidingWindowLayer(window)
+                )
             theirs = given.layers[index]
             if not mine.is_initialized:
                 continue

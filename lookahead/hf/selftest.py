@@ -11,6 +11,7 @@ in code of its own, gives itself away.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -221,7 +222,11 @@ def _gap(model: Any, num_prompt: int) -> int:
 
 def _plain(model: Any, ids: list[int]) -> Tensor:
     tokens = torch.tensor([ids], device=model.device)
-    logits: Tensor = model(input_ids=tokens, use_cache=False, return_dict=True).logits[0]
+    # As plain generation does: left to itself, RoBERTa counts from behind its padding id.
+    places = {"position_ids": torch.arange(len(ids), device=model.device)[None]}
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        places = {}
+    logits: Tensor = model(input_ids=tokens, use_cache=False, return_dict=True, **places).logits[0]
     return logits.float()
 
 

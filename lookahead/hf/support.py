@@ -111,7 +111,7 @@ def reason_for_call(
         return f"{type(model).__name__} takes no plain position ids"
     if positions.shape[-1] == 0:
         return "the prompt is empty"
-    if model_kwargs.get("mm_encoder_outputs") is not None:
+    if model_kwargs.get("mm_encoder_outputs"):  # empty for text alone
         return "prompts with images or sound are not supported yet"
     if batch > 1:
         return _reason_for_batch(generation_config, model_kwargs, rules)

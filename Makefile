@@ -5,13 +5,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help chat test test-slow check format bench clean
+.PHONY: help chat test test-slow check format models bench clean
 
 help:
 	@echo "make chat       set up, and chat with the embedded model, accelerated"
 	@echo "make test       set up, and run the tests"
 	@echo "make test-slow  the slow tests too: the embedded model, many prompts"
 	@echo "make check      linters, types and import contracts"
+	@echo "make models     run a tiny model of every type, and write docs/models.md"
 	@echo "make bench      measure on the project's own small prompts"
 
 # The lock file names every package that is needed, so no requirement is followed: that keeps the
@@ -46,6 +47,9 @@ check: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+models: $(READY)
+	$(BIN)/python -m tests.zoo.table
 
 bench: $(READY)
 	$(BIN)/lookahead bench

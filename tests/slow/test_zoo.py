@@ -21,7 +21,7 @@ def _verdict(name):
     return in_child(name)
 
 
-@pytest.mark.parametrize("name", (*NAMES, *OTHERS))
+@pytest.mark.parametrize("name", [*NAMES, *OTHERS])
 def test_no_type_is_wrong(name):
     assert _verdict(name).kind != WRONG, _verdict(name)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from transformers import DynamicCache, StaticCache
@@ -263,3 +265,17 @@ def test_a_cache_of_another_kind_is_refused_by_name(make):
         pytest.skip(f"the library cannot make it here: {error}")
     with pytest.raises(UnsupportedError, match=r"StaticCache|Mine|offloaded"):
         SlotCache(given, 1)
+
+
+def test_a_copy_of_a_layer_belongs_to_the_same_sequences():
+    """Dory runs layers several times, and appends copies of them to the cache that it is given."""
+    cache = SlotCache(DynamicCache(), 1)
+    _update(cache, 0, 4)
+    cache.layers.append(copy.deepcopy(cache.layers[1]))
+    cache.prompt_read()
+    for layer in range(3):
+        new = rows(100, 5, 1, layer)
+        cache.update(new, new, layer)
+    cache.keep(0, [0, 2])
+    assert [one.get_seq_length() for one in cache.layers] == [6, 6, 6]
+    assert _held(cache, layer=2) == [0.25, 1.25, 2.25, 3.25, 100.5, 102.5]

@@ -11,6 +11,7 @@ from lookahead.hf.cache import SlotLayer
 from lookahead.session import Session
 from tests.drafters import Oracle
 from tests.helpers import FAMILIES, check, fresh, make_gpt_neo, new_ids, prompt, shared
+from tests.zoo.build import build
 
 IDS = prompt(18, repeat=4)
 
@@ -26,6 +27,12 @@ def _installed():
 def test_it_finds_no_fault_in_a_right_model(family, attention, dtype):
     model = fresh(family, attention=attention).to(dtype)
     assert selftest.find_fault(model) is None
+
+
+@pytest.mark.parametrize("model_type", ["roberta", "xmod"])
+def test_it_counts_positions_as_plain_generation_does(model_type):
+    """Left to itself, such a model counts from behind its padding id; ``generate`` does not."""
+    assert selftest.find_fault(build(model_type)) is None
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "gemma3"])

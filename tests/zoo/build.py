@@ -57,7 +57,7 @@ def make_model(kind: Any, config: Any, attention: str = "sdpa", seed: int = 0) -
     """Make a model of a class from a configuration of it, or of a model that it is a part of."""
     if kind.config_class is not type(config):
         parts = [getattr(config, name) for name in config.sub_configs]
-        config = next(part for part in parts if type(part) is kind.config_class)
+        config = next((part for part in parts if type(part) is kind.config_class), config)
     torch.manual_seed(seed)
     model = kind._from_config(config, attn_implementation=attention)
     if hasattr(model, "set_default_language"):  # adapters of one language each
@@ -95,9 +95,9 @@ def _values(kind: Any, common: dict[str, Any], own: dict[str, Any]) -> dict[str,
     values |= {name: value for name, value in own.items() if name not in kind.sub_configs}
     for name, part in kind.sub_configs.items():
         of_part = own.get(name, {})
-        if part is AutoConfig and "model_type" in of_part:
-            part = CONFIG_MAPPING[of_part["model_type"]]
-        if part is not AutoConfig:
+        is_named = part is AutoConfig and "model_type" in of_part
+        part_kind = CONFIG_MAPPING[of_part["model_type"]] if is_named else part
+        if part_kind is not AutoConfig:
             inner = COMMON if name in _TEXT_PARTS else PERIPHERAL
-            values[name] = _values(part, inner, of_part)
+            values[name] = _values(part_kind, inner, of_part)
     return {name: value for name, value in values.items() if value is not LEFT}

@@ -13,6 +13,7 @@ LEFT = object()
 
 _MIXED = ["sliding_attention", "full_attention"] * 2
 _LINEAR = ["linear_attention", "full_attention"] * 2
+_LATENT = {"head_dim": LEFT, "num_key_value_heads": 4}
 
 #: Given to every configuration that knows the name, itself or through its ``attribute_map``.
 COMMON: dict[str, Any] = {
@@ -104,7 +105,6 @@ PERIPHERAL: dict[str, Any] = {
     "patch_size": 14,
 }
 
-_MLA = {"head_dim": LEFT, "num_key_value_heads": 4}
 _MAMBA_HYBRID = {"layer_types": ["mamba", "attention"] * 2}
 _BART = {"encoder_layers": LAYERS}
 _GEMMA3N = {
@@ -127,6 +127,12 @@ _ASSISTANT = {
     "hidden_size_per_layer_input": 0,
     "num_kv_shared_layers": LAYERS,
 }
+_DOTS3 = {
+    "num_key_value_heads": 4,
+    "head_dim": LEFT,
+    "layer_types": ["indexed_attention", "sliding_attention"] * 2,
+    "per_layer_config": {"01": {"head_dim": 24}, "03": {"head_dim": 24}},
+}
 _INKLING = {
     "unpadded_vocab_size": VOCAB,
     "swa_num_attention_heads": 4,
@@ -135,7 +141,11 @@ _INKLING = {
     "rel_extent": 64,
     "layer_types": ["hybrid_sliding", "hybrid"] * 2,
 }
-_SMALL_QSA = {
+_LLAMA4 = {
+    "layer_types": ["chunked_attention", "full_attention"] * 2,
+    "intermediate_size_mlp": 64,
+}
+_INDEXED = {
     "layer_types": ["linear_attention", "indexed_attention"] * 2,
     "hc_lowrank": 16,
     "ple_embed_dim": 16,
@@ -151,8 +161,8 @@ _MUSICGEN = {"num_codebooks": 1, "decoder_start_token_id": 0}
 
 #: Of one type, on top of the common values. A name of a part holds the values of that part.
 OWN: dict[str, dict[str, Any]] = {
-    "axk1": _MLA,
-    "axk2": _MLA,
+    "axk1": _LATENT,
+    "axk2": _LATENT,
     "bailing_hybrid": {
         "layer_types": _LINEAR,
         "head_dim": LEFT,
@@ -168,9 +178,7 @@ OWN: dict[str, dict[str, Any]] = {
     "big_bird": {"attention_type": "original_full"},
     "blenderbot": _BART,
     "blenderbot-small": _BART,
-    "blt": {
-        "encoder_hash_byte_group_vocab": 512,
-    },
+    "blt": {"encoder_hash_byte_group_vocab": 512},
     "cohere_compass_text": {
         "layer_types": _MIXED,
         "rope_parameters": {
@@ -191,9 +199,9 @@ OWN: dict[str, dict[str, Any]] = {
             "hidden_size": 64,
         },
     },
-    "deepseek_v2": _MLA,
-    "deepseek_v3": _MLA,
-    "deepseek_v32": _MLA,
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT,
+    "deepseek_v32": _LATENT,
     "dory": {
         "num_hidden_layers": 8,
         "layer_types": ["sliding_attention", "mlp", "full_attention", "mlp"] * 2,
@@ -202,20 +210,21 @@ OWN: dict[str, dict[str, Any]] = {
         "n_output_layers": 2,
     },
     "dots3_note": {
-        "text_config": {
-            "num_key_value_heads": 4,
-            "head_dim": LEFT,
-            "layer_types": ["indexed_attention", "sliding_attention"] * 2,
-            "per_layer_config": {"01": {"head_dim": 24}, "03": {"head_dim": 24}},
-        }
+        "text_config": _DOTS3,
+        "vision_config": {
+            "adapter_in_dim": 32,
+            "adapter_out_dim": 64,
+            "num_local_experts": 4,
+            "moe_intermediate_size": 16,
+            "per_layer_config": {},
+        },
+        "audio_config": {
+            "adapter_input_size": 32,
+            "adapter_out_dim": 64,
+            "downsample_hidden_size": 16,
+        },
     },
-    "dots3_note_text": {
-        "num_key_value_heads": 4,
-        "head_dim": LEFT,
-        "layer_types": ["indexed_attention", "sliding_attention"] * 2,
-        "per_layer_config": {"01": {"head_dim": 24}, "03": {"head_dim": 24}},
-    },
-    "emu3": {},
+    "dots3_note_text": _DOTS3,
     "exaone4": {"sliding_window_pattern": 2},
     "falcon_h1": {"mamba_d_ssm": 128},
     "fuyu": {"text_config": {"model_type": "persimmon"}},
@@ -239,8 +248,8 @@ OWN: dict[str, dict[str, Any]] = {
         }
     },
     "gemma4_unified_text": {"layer_types": _MIXED, "per_layer_config": {}},
-    "glm4_moe_lite": _MLA,
-    "glm_moe_dsa": _MLA,
+    "glm4_moe_lite": _LATENT,
+    "glm_moe_dsa": _LATENT,
     "got_ocr2": {"text_config": {"model_type": "qwen2"}, "vision_config": {"output_channels": 16}},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": WINDOW},
     "granitemoehybrid": _MAMBA_HYBRID | {"shared_intermediate_size": 64},
@@ -262,7 +271,7 @@ OWN: dict[str, dict[str, Any]] = {
         "use_mamba_kernels": False,
         "mamba_d_state": 8,
     },
-    "kimi_linear": _MLA
+    "kimi_linear": _LATENT
     | {
         "layer_types": _LINEAR,
         "q_lora_rank": None,
@@ -273,15 +282,13 @@ OWN: dict[str, dict[str, Any]] = {
     "kolibri1": {"num_local_experts": 4},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
-    "llama4_text": {
-        "layer_types": ["chunked_attention", "full_attention"] * 2,
-        "intermediate_size_mlp": 64,
-    },
-    "longcat_flash": _MLA | {"zero_expert_num": 2, "head_dim": 8},
+    "llama4": {"text_config": _LLAMA4},
+    "llama4_text": _LLAMA4,
+    "longcat_flash": _LATENT | {"zero_expert_num": 2, "head_dim": 8},
     "mamba2": {"num_heads": 8},
     "marian": _BART,
     "mbart": _BART,
-    "minicpm3": _MLA,
+    "minicpm3": _LATENT,
     "minimax": {"layer_types": _LINEAR},
     "moshi": {"audio_vocab_size": VOCAB},
     "moss_transcribe_diarize": {"text_config": {"model_type": "qwen3"}},
@@ -303,8 +310,8 @@ OWN: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": {"layer_types": _LINEAR},
     "qwen3_moe": {"num_experts": 4, "num_local_experts": 4},
     "qwen3_next": {"layer_types": _LINEAR},
-    "qwen4_exp": {"text_config": _SMALL_QSA},
-    "qwen4_exp_text": _SMALL_QSA,
+    "qwen4_exp": {"text_config": _INDEXED},
+    "qwen4_exp_text": _INDEXED,
     "recurrent_gemma": {"lru_width": 64, "block_types": ["recurrent", "attention"]},
     "reformer": {
         "axial_pos_embds_dim": [32, 32],
@@ -320,11 +327,11 @@ OWN: dict[str, dict[str, Any]] = {
         "shape_embed_dim": 16,
         "shape_vocab_size": VOCAB,
     },
-    "sarvam_mla": _MLA,
+    "sarvam_mla": _LATENT,
     "whisper": _BART,
     "xlnet": {"d_inner": 96},
     "xlstm": {"hidden_size": 128, "num_heads": 2},
-    "youtu": _MLA,
+    "youtu": _LATENT,
     "zamba": {
         "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
         "attention_hidden_size": 128,
@@ -378,6 +385,7 @@ SEEDS = {
     "minimax": 1,
     "moss_transcribe_diarize": 4,
     "opt": 1,
+    "phi3:full": 7,
     "qwen2": 6,
     "qwen3_moe": 5,
     "sarvam_moe": 1,

@@ -180,6 +180,8 @@ def look_at(name: str) -> Verdict:
         try:
             model, given = make(name, attention)
         except Exception as error:
+            if first is not None:  # a part that sees or hears has no such attention
+                break
             return Verdict(NOT_BUILT, _name(error))
         verdict = look(model, given, WAYS if first is None else FEW_WAYS)
         if verdict.kind == WRONG:
@@ -201,13 +203,12 @@ def in_child(name: str, timeout: float = TIMEOUT) -> Verdict:
     child.start()
     sender.close()
     try:
-        if not receiver.poll(timeout):
-            return Verdict(WRONG, f"took more than {timeout:.0f} s")
-        found: Verdict = receiver.recv()
-        return found
+        found: Verdict | None = receiver.recv() if receiver.poll(timeout) else None
     except EOFError:
         child.join()
         return Verdict(WRONG, f"the process ended with {child.exitcode}")
+    else:
+        return found or Verdict(WRONG, f"took more than {timeout:.0f} s")
     finally:
         child.kill()
         child.join()

@@ -20,18 +20,19 @@ NOT_TRIED = "not tried"
 
 HEAD = """# Models
 
-How the models of transformers run, type by type. Made by `make models`, which builds a tiny model with
-random weights of each type, and compares the ids of accelerated and plain `generate`: greedy text with
-right, wrong and random guesses, and samples with the same seed, under eager and SDPA attention. A window
-or a chunk of attention is 8 tokens long in these models, so that every text goes past it.
+How the models of transformers run, type by type. Made by `make models`, which builds a tiny model
+with random weights of each type, and compares the ids of accelerated and plain `generate`: greedy
+text with right, wrong and random guesses, and samples with the same seed, under eager and SDPA
+attention. A window or a chunk of attention is 8 tokens long in these models, so that every text
+goes past it.
 
 - `tree`: accelerated, every id equal; guesses are verified as trees.
 - `chain`: accelerated, every id equal; guesses are verified as chains.
 - `plain`: not accelerated, for the reason in the next column; see [What runs plain](plain.md).
 - `not tried`: plain `generate` of the tiny model raises, or no such model could be built.
 
-A type says little about a checkpoint whose configuration has other features: the self-test asks each
-model once, before the first accelerated call.
+A type says little about a checkpoint whose configuration has other features: the self-test asks
+each model once, before the first accelerated call.
 """
 
 CAUSAL = "## Causal language models"

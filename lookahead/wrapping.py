@@ -22,17 +22,11 @@ import torch
 import ngram_pool
 from lookahead.config import Config
 from lookahead.errors import ConfigError, LookaheadWarning, UnsupportedError
+from lookahead.hf.arguments import by_name, library_loop, with_stop_strings
 from lookahead.hf.compat import check_version
 from lookahead.hf.fingerprint import identify
-from lookahead.hf.generate import (
-    Extras,
-    Prepared,
-    by_name,
-    decode,
-    library_loop,
-    prepare,
-    with_stop_strings,
-)
+from lookahead.hf.generate import Extras, decode, prepare
+from lookahead.hf.prepared import Prepared
 from lookahead.memory import Memory
 from lookahead.session import Applied, Session
 from lookahead.stats import DecodeStats

@@ -10,9 +10,9 @@ from typing import Any
 from lookahead.budget import CostCurve
 from lookahead.config import SOURCES, Config
 from lookahead.hf.compat import vocab_size
+from lookahead.hf.costs import cost_curve
 from lookahead.hf.ends import ends_of
 from lookahead.hf.fingerprint import identify, weights_key
-from lookahead.hf.generate import cost_curve
 from lookahead.hf.masks import install
 from lookahead.hf.shape import Shape, shape_of
 from lookahead.hf.split import LayerSplit

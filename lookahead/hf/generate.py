@@ -8,7 +8,6 @@ caller of :func:`decode` hands over in :class:`Extras`.
 from __future__ import annotations
 
 import functools
-import inspect
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -17,35 +16,29 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationMixin, StoppingCriteriaList
-from transformers.generation.stopping_criteria import StopStringCriteria
-from transformers.generation.utils import GENERATION_MODES_MAPPING
 
-from lookahead.budget import Budget, CostCurve
+from lookahead.budget import Budget
 from lookahead.choose import NodeChooser
 from lookahead.config import Config
-from lookahead.drafters.window_choice import most_window_rows
 from lookahead.engine import Engine
 from lookahead.errors import UnsupportedError
 from lookahead.hf.adapters import reason_for_adapter
 from lookahead.hf.cache import SlotCache
-from lookahead.hf.chain import MOST_AGAIN, ChainTarget
-from lookahead.hf.compat import device_of, is_compiled
+from lookahead.hf.chain import ChainTarget
+from lookahead.hf.costs import cost_curve
 from lookahead.hf.drafting import exit_fault, layer_split, merged_drafter
 from lookahead.hf.encoder_decoder import self_attention_part, whole_cache
 from lookahead.hf.fingerprint import identify, weights_key
 from lookahead.hf.in_step import BatchStream, fill_up
-from lookahead.hf.layers import precision
 from lookahead.hf.masks import install
 from lookahead.hf.outputs import StepOutputs, layer_types, wanted_outputs
 from lookahead.hf.outputs_check import find_outputs_fault
 from lookahead.hf.parallel import in_step, ranks_of, reason_for_ranks, share
-from lookahead.hf.prompts import prompt_mask
-from lookahead.hf.results import Prepared, keeps_cache, result_of
-from lookahead.hf.ropes import furthest_guess
+from lookahead.hf.prepared import Prepared, keeps_cache
+from lookahead.hf.results import result_of
 from lookahead.hf.rules import of_row
 from lookahead.hf.selftest import verdict_key
-from lookahead.hf.shape import Shape, shape_of
+from lookahead.hf.shape import Shape, reason_for_chain, shape_of
 from lookahead.hf.support import (
     reason_for_cache,
     reason_for_call,
@@ -53,23 +46,12 @@ from lookahead.hf.support import (
     reason_for_time,
 )
 from lookahead.hf.target import HFTarget
-from lookahead.learnt import Learnt
-from lookahead.machine import machine_name
 from lookahead.noise import Draws
 from lookahead.sequence import Sequence, TokenBuffer, TreeDrafter
 from lookahead.session import Session
 from lookahead.stats import DecodeStats
 
-__all__ = [
-    "Extras",
-    "Prepared",
-    "by_name",
-    "cost_curve",
-    "decode",
-    "library_loop",
-    "prepare",
-    "with_stop_strings",
-]
+__all__ = ["Extras", "decode", "prepare"]
 
 
 @dataclass(frozen=True)
@@ -105,12 +87,12 @@ def prepare(call: Prepared, config: Config, session: Session, extras: Extras) ->
     if reason is not None:
         raise UnsupportedError(reason)
     install()
-    slots = SlotCache(self_attention_part(cache), call.batch, _slot_limit(call, config))
+    slots = SlotCache(self_attention_part(cache), call.batch, call.slot_limit(config))
     fields = wanted_outputs(call.generation_config)
     shape = shape_of(call.model, session)
     fault = shape.reason if shape.name == "plain" else None
     if shape.name == "chain":
-        fault = _reason_for_chain(call, shape, slots, fields)
+        fault = reason_for_chain(call, shape, slots, fields)
     elif fault is None and fields and call.model.config.is_encoder_decoder:
         fault = f"{' and '.join(fields)} of an encoder-decoder model are not supported yet"
     elif fault is None and fields:
@@ -155,7 +137,7 @@ def decode(
     call.model_kwargs[call.cache_name] = whole_cache(cache, given)
     if extras.streamer is not None:
         extras.streamer.put(call.input_ids.cpu())
-    contexts = _contexts(call)
+    contexts = call.contexts
     stats.rows = call.batch
     stats.prompt_tokens = sum(map(len, contexts))
     ranks = ranks_of(call.model)
@@ -254,8 +236,8 @@ def _sequence(
         drafter=drafter,
         chooser=chooser,
         should_stop=should_stop,
-        max_length=_max_length(call),
-        max_positions=_max_positions(call),
+        max_length=call.max_length,
+        max_positions=call.max_positions,
         emit=emit,
         scores=scores,
         logits=logits,
@@ -280,70 +262,6 @@ def _emitter(extras: Extras, stream: BatchStream | None, slot: int) -> Callable[
         extras.streamer.put(torch.tensor([token]))
 
     return emit
-
-
-def _contexts(call: Prepared) -> list[list[int]]:
-    """Return the prompt of every row without its padding."""
-    mask = prompt_mask(call.model, call.model_kwargs)
-    rows: list[list[int]] = call.input_ids.tolist()
-    if mask is None:
-        return rows
-    live = mask.tolist()
-    # A mask longer than the ids also covers what a cache that was passed in holds.
-    return [
-        [t for t, m in zip(ids, keep[len(keep) - len(ids) :], strict=True) if m]
-        for ids, keep in zip(rows, live, strict=True)
-    ]
-
-
-def _max_length(call: Prepared) -> int | None:
-    """Length of what the library calls input_ids at which the run ends or positions run out."""
-    bound: int | None = call.stopping_criteria.max_length
-    room = _max_positions(call)
-    if bound is None or room is None:
-        return room if bound is None else bound
-    return min(bound, room)
-
-
-def _max_positions(call: Prepared) -> int | None:
-    """Length of what the library calls input_ids at which positions run out."""
-    text = call.model.config.get_text_config(decoder=True)
-    positions = call.positions
-    limits = [
-        getattr(text, "max_position_embeddings", None),
-        getattr(text, "max_target_positions", None),  # Whisper's
-        getattr(text, "max_decoder_position_embeddings", None),  # LED's
-        furthest_guess(text, positions),
-    ]
-    known = [limit for limit in limits if limit is not None]
-    if not known:
-        return None
-    # Where the prompt came as embeddings or in a cache, ids are fewer than positions.
-    last = int(positions[..., -1].max())
-    return int(min(known) - (last + 1) + call.input_ids.shape[1])
-
-
-def _slot_limit(call: Prepared, config: Config) -> int | None:
-    """Return the most slots that the cache can need, tree and window included."""
-    bound = call.stopping_criteria.max_length
-    if bound is None:
-        return None
-    prompt = int(call.positions.shape[-1])
-    rows = config.draft_budget + most_window_rows(config.window) + MOST_AGAIN
-    return int(bound - call.input_ids.shape[1] + prompt + rows)
-
-
-def _reason_for_chain(
-    call: Prepared, shape: Shape, cache: SlotCache, fields: tuple[str, ...]
-) -> str | None:
-    """Say why a call of a model that reads one branch runs plain, or None."""
-    if call.batch > 1:
-        return f"{shape.reason}; one sequence at a time would be accelerated"
-    if call.model_kwargs.get("attention_mask") is not None:
-        return f"{shape.reason}; a prompt without padding would be accelerated"
-    if fields and cache.has_states:
-        return f"{shape.reason}; without {' and '.join(fields)} it would be accelerated"
-    return None
 
 
 def _target_kind(shape: Shape) -> Callable[..., HFTarget]:
@@ -376,65 +294,3 @@ def _outputs(call: Prepared, cache: SlotCache) -> StepOutputs | None:
     if not fields:
         return None
     return StepOutputs(fields, cache, call.batch, layer_types(call.model))
-
-
-def cost_curve(model: Any, learnt: Learnt) -> CostCurve:
-    """Return what passes of a model cost here, as far as it is known."""
-    device, dtype = device_of(model), precision(model)
-    half = dtype in (torch.bfloat16, torch.float16)
-    kind = ("cpu-16bit" if half else "cpu") if device.type == "cpu" else "other"
-    text = model.config.get_text_config(decoder=True)
-    key = (
-        machine_name(device),
-        str(device),
-        str(dtype),
-        text._attn_implementation,
-        f"{torch.get_num_threads()} threads",
-        *(["compiled"] if is_compiled(model) else []),
-    )
-    return learnt.curve(key, kind)
-
-
-def by_name(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call of ``generate`` by name.
-
-    A wrapper such as an adapter passes on whatever it is given; its arguments are those of the
-    library's own ``generate``.
-
-    Raises
-    ------
-    TypeError
-        As the call itself would, if the arguments do not fit.
-    """
-    signature = inspect.signature(type(model).generate)
-    if any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values()):
-        signature = inspect.signature(GenerationMixin.generate)
-    call = dict(signature.bind(model, *args, **kwargs).arguments)
-    del call["self"]
-    call.update(call.pop("kwargs", {}))
-    return call
-
-
-def with_stop_strings(criteria: Any, strings: Any, tokenizer: Any) -> Any:
-    """Return stopping criteria with one more for strings, as the library would make it."""
-    criterion = StopStringCriteria(tokenizer=tokenizer, stop_strings=strings)
-    return StoppingCriteriaList([criterion, *(criteria or [])])
-
-
-def library_loop(call: Prepared) -> Callable[..., Any]:
-    """Return the library's own loop for a call that it has prepared.
-
-    Raises
-    ------
-    UnsupportedError
-        For modes that need more than what a custom loop is handed.
-    """
-    mode = call.generation_config.get_generation_mode()
-    name = GENERATION_MODES_MAPPING[mode]
-    if not hasattr(call.model, name) or mode.value.startswith("assisted"):
-        raise UnsupportedError(
-            f"custom_generate=lookahead.generate cannot hand {mode.value.replace('_', ' ')} back "
-            "to the library; leave custom_generate out of this call."
-        )
-    loop: Callable[..., Any] = getattr(call.model, name)
-    return loop

@@ -8,12 +8,15 @@ one process-wide change of this package; with no tree active in the current cont
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers.masking_utils import (
     AttentionMaskInterface,
@@ -22,8 +25,9 @@ from transformers.masking_utils import (
 )
 
 from lookahead.errors import UnsupportedError
+from lookahead.hf.early import Corner
 
-__all__ = ["SUPPORTED", "Visibility", "install", "tree_attention"]
+__all__ = ["SUPPORTED", "Visibility", "install", "tree_attention", "visibility_of"]
 
 #: Attention implementations whose masks go through the registry as tensors.
 SUPPORTED = ("eager", "sdpa")
@@ -68,6 +72,61 @@ def tree_attention(visibility: Visibility) -> Iterator[None]:
         yield
     finally:
         _active.reset(token)
+
+
+def visibility_of(
+    lengths: Sequence[int],
+    corners: Sequence[Corner | None],
+    depths: NDArray[np.int64],
+    num_rows: int,
+    *,
+    window: int | None,
+    live: Tensor | None,
+    device: torch.device,
+) -> Visibility:
+    """Work out which slots each row of a pass may see.
+
+    Parameters
+    ----------
+    lengths : sequence of int, [batch]
+        Slots of each sequence that hold committed rows.
+    corners : sequence of Corner or None, [batch]
+        Who may see whom among the rows of the step; None for a sequence that has none.
+    depths : ndarray, int64, [batch, rows of the step]
+        How far below its root each row stands.
+    num_rows : int
+        Rows of the pass, the last ones of the step so far.
+    window : int or None
+        Sliding window, in tokens, that no mask of the model keeps.
+    live : Tensor, bool, [batch, slots of the prompt], or None
+        False where padding is.
+    device : torch.device
+        Of the result.
+    """
+    batch, num_step = depths.shape
+    past = max(lengths)
+    may_see = np.zeros((batch, num_rows, past + num_step), dtype=np.bool_)
+    key_slots = np.tile(np.arange(past + num_step), (batch, 1))
+    row_slots = np.zeros((batch, num_rows), dtype=np.int64)
+    for slot, (corner, length) in enumerate(zip(corners, lengths, strict=True)):
+        key_slots[slot, length : length + num_step] = length + depths[slot]
+        row_slots[slot] = length + depths[slot, num_step - num_rows :]
+        # Rows without a node see themselves alone: a row that sees nothing gives NaN.
+        own = slice(length + num_step - num_rows, length + num_step)
+        may_see[slot, :, own] = np.eye(num_rows, dtype=np.bool_)
+        if corner is not None:
+            rows, seen = corner.may_see.shape
+            may_see[slot, :rows, :length] = True
+            may_see[slot, :rows, length : length + seen] = corner.may_see
+    if window is not None:
+        may_see &= row_slots[:, :, None] - key_slots[:, None, :] < window
+    visible = torch.from_numpy(may_see).to(device)
+    if live is not None:
+        known = min(live.shape[1], past)
+        visible[:, :, :known] &= live[:, None, :known].to(device)
+    return Visibility(
+        visible, torch.from_numpy(row_slots).to(device), torch.from_numpy(key_slots).to(device)
+    )
 
 
 def _hook(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,73 +1,24 @@
-"""A prepared call, and the result that the library's own loop returns for it."""
+"""The result that the library's own loop returns for a call."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import MaxTimeCriteria
 from transformers.generation.utils import (
     GenerateDecoderOnlyOutput,
     GenerateEncoderDecoderOutput,
 )
 
 from lookahead.hf.cache import SlotCache
-from lookahead.hf.compat import cache_argument
 from lookahead.hf.encoder_decoder import whole_cache
 from lookahead.hf.outputs import StepOutputs
-from lookahead.hf.prompts import prompt_positions
+from lookahead.hf.prepared import Prepared, ends_in_time, keeps_cache
 from lookahead.sequence import Sequence
 from lookahead.stats import DecodeStats
 
-__all__ = ["Prepared", "ends_in_time", "keeps_cache", "result_of"]
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A call as the library prepared it for a decoding loop."""
-
-    model: Any
-    input_ids: Tensor
-    logits_processor: Any
-    stopping_criteria: Any
-    generation_config: Any
-    model_kwargs: dict[str, Any]
-
-    @property
-    def batch(self) -> int:
-        """Rows after expansion."""
-        return int(self.input_ids.shape[0])
-
-    @property
-    def cache_name(self) -> str:
-        """The name under which the model's forward takes its cache."""
-        return cache_argument(self.model)
-
-    @property
-    def positions(self) -> Tensor:
-        """Positions of the prompt, int64, [..., batch or 1, tokens]."""
-        return prompt_positions(
-            self.model, self.input_ids, self.generation_config, self.model_kwargs
-        )
-
-    @property
-    def num_new(self) -> int | None:
-        """Most tokens that the call can add."""
-        bound = self.stopping_criteria.max_length
-        return None if bound is None else int(bound - self.input_ids.shape[1])
-
-
-def keeps_cache(call: Prepared, given: Any) -> bool:
-    """Say whether the cache outlives the call."""
-    returned = call.generation_config.return_dict_in_generate
-    return bool(returned or getattr(given, "_is_user_defined", False))
-
-
-def ends_in_time(call: Prepared) -> bool:
-    """Say whether a limit of time may end the call."""
-    return any(isinstance(rule, MaxTimeCriteria) for rule in call.stopping_criteria)
+__all__ = ["result_of"]
 
 
 def result_of(

@@ -18,6 +18,7 @@ from lookahead.hf.cache import SlotCache
 from lookahead.hf.chain import ChainTarget
 from lookahead.hf.compat import cache_argument, device_of, vocab_size
 from lookahead.hf.layers import reason_for_layers
+from lookahead.hf.prepared import Prepared
 from lookahead.hf.selftest import (
     difference,
     find_fault,
@@ -31,7 +32,7 @@ from lookahead.hf.support import reason_for_no_tree
 from lookahead.session import Session
 from lookahead.tree import DraftTree
 
-__all__ = ["Shape", "find_chain_fault", "shape_of"]
+__all__ = ["Shape", "find_chain_fault", "reason_for_chain", "shape_of"]
 
 
 @dataclass(frozen=True)
@@ -128,3 +129,16 @@ def _chain_passes(
         found.append(target.verify([0], [tree])[0].logits)
         target.keep(0, range(kept))
     return torch.cat(found)
+
+
+def reason_for_chain(
+    call: Prepared, shape: Shape, cache: SlotCache, fields: tuple[str, ...]
+) -> str | None:
+    """Say why a call of a model that reads one branch runs plain, or None."""
+    if call.batch > 1:
+        return f"{shape.reason}; one sequence at a time would be accelerated"
+    if call.model_kwargs.get("attention_mask") is not None:
+        return f"{shape.reason}; a prompt without padding would be accelerated"
+    if fields and cache.has_states:
+        return f"{shape.reason}; without {' and '.join(fields)} it would be accelerated"
+    return None

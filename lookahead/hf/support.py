@@ -17,7 +17,7 @@ from lookahead.hf.encoder_decoder import self_attention_part
 from lookahead.hf.kinds import room_of
 from lookahead.hf.masks import SUPPORTED
 from lookahead.hf.outputs import wanted_outputs
-from lookahead.hf.results import Prepared, ends_in_time, keeps_cache
+from lookahead.hf.prepared import Prepared, ends_in_time, keeps_cache
 from lookahead.hf.ropes import reason_for_rope
 from lookahead.hf.rules import reason_for_rules
 from lookahead.noise import Draws

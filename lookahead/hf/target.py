@@ -14,9 +14,10 @@ from torch import Tensor
 from lookahead.errors import UnsupportedError
 from lookahead.hf.cache import EarlyPath, SlotCache
 from lookahead.hf.early import Corner, EarlyRows
-from lookahead.hf.masks import Visibility, tree_attention
+from lookahead.hf.masks import Visibility, tree_attention, visibility_of
 from lookahead.hf.observe import last_hidden_state, output_input
 from lookahead.hf.outputs import StepOutputs
+from lookahead.hf.pass_rows import pass_rows, rows_read
 from lookahead.hf.places import PlaceReaders
 from lookahead.hf.prompts import (
     prompt_mask,
@@ -36,7 +37,6 @@ __all__ = ["HFTarget"]
 #: Prompt positions whose logits are computed at a time: 32 rows of a vocabulary of 50,000 in
 #: float32 are 6 MB.
 ROWS_AT_A_TIME = 32
-
 
 #: Arguments of a call, by the end of their names, that have a row for each sequence and are used
 #: in every pass.
@@ -357,7 +357,7 @@ class HFTarget:
         corners = [
             None if rows is None else Corner(rows.may_see, rows.offsets) for rows in by_place
         ]
-        read = _rows_read(there)
+        read = rows_read(there)
         with output_input(self._model, read if len(read) < num_rows else None) as seen:
             # In 32 bits an argmax is four times faster than in 16, and no less exact.
             outputs = self._run(tokens, corners)
@@ -367,9 +367,7 @@ class HFTarget:
         hidden = seen.of_rows(num_rows)
         if logits.shape[1] == num_rows:  # the output layer was not ours to narrow
             read = list(range(num_rows))
-        return [
-            _pass_rows(rows, logits, hidden, place, read) for place, rows in enumerate(by_place)
-        ]
+        return [pass_rows(rows, logits, hidden, place, read) for place, rows in enumerate(by_place)]
 
     def _run(
         self, tokens: NDArray[np.int64], corners: Sequence[Corner | None], behind: int = 0
@@ -426,31 +424,14 @@ class HFTarget:
         self, corners: Sequence[Corner | None], depths: NDArray[np.int64], num_rows: int
     ) -> Visibility:
         """Work out which slots each row of a pass may see."""
-        batch, num_step = depths.shape
-        lengths = self._cache.lengths
-        past = max(lengths)
-        may_see = np.zeros((batch, num_rows, past + num_step), dtype=np.bool_)
-        key_slots = np.tile(np.arange(past + num_step), (batch, 1))
-        row_slots = np.zeros((batch, num_rows), dtype=np.int64)
-        for slot, (corner, length) in enumerate(zip(corners, lengths, strict=True)):
-            key_slots[slot, length : length + num_step] = length + depths[slot]
-            row_slots[slot] = length + depths[slot, num_step - num_rows :]
-            # Rows without a node see themselves alone: a row that sees nothing gives NaN.
-            own = slice(length + num_step - num_rows, length + num_step)
-            may_see[slot, :, own] = np.eye(num_rows, dtype=np.bool_)
-            if corner is not None:
-                rows, seen = corner.may_see.shape
-                may_see[slot, :rows, :length] = True
-                may_see[slot, :rows, length : length + seen] = corner.may_see
-        if self._cache.window is not None:
-            may_see &= row_slots[:, :, None] - key_slots[:, None, :] < self._cache.window
-        device = self._input_ids.device
-        visible = torch.from_numpy(may_see).to(device)
-        if self._live_prompt is not None:
-            known = min(self._live_prompt.shape[1], past)
-            visible[:, :, :known] &= self._live_prompt[:, None, :known].to(device)
-        return Visibility(
-            visible, torch.from_numpy(row_slots).to(device), torch.from_numpy(key_slots).to(device)
+        return visibility_of(
+            self._cache.lengths,
+            corners,
+            depths,
+            num_rows,
+            window=self._cache.window,
+            live=self._live_prompt,
+            device=self._input_ids.device,
         )
 
 
@@ -463,35 +444,3 @@ def _has_more_of_rows(model_kwargs: dict[str, Any], batch: int) -> bool:
         and not name.endswith((*BY_ROW, "attention_mask", "position_ids"))
         for name, value in model_kwargs.items()
     )
-
-
-def _pass_rows(
-    rows: Rows | None, logits: Tensor, hidden: Tensor | None, slot: int, read: list[int]
-) -> PassRows:
-    """Return what a pass computed for one sequence; ``logits`` are of rows ``read``."""
-    if rows is None:
-        return PassRows(logits[slot, :0])
-    first = read.index(rows.num_before)
-    own = slice(rows.num_before, rows.num_before + rows.num_nodes)
-    return PassRows(
-        logits[slot, first : first + rows.num_nodes],
-        None if hidden is None else hidden[slot, own],
-        _window_tokens(rows, logits[slot], read),
-        rows.num_before,
-    )
-
-
-def _rows_read(there: Sequence[Rows]) -> list[int]:
-    """Return the rows of a pass whose logits any sequence reads: its tree's, and of its window."""
-    of_trees = (range(r.num_before, r.num_before + r.num_nodes) for r in there)
-    return sorted(set().union(*of_trees, *(rows.window_read for rows in there)))
-
-
-def _window_tokens(rows: Rows, logits: Tensor, read: list[int]) -> list[int] | None:
-    """Return the best tokens after the last level of a window; ``logits`` are of rows ``read``."""
-    if not rows.window_read:
-        return None
-    # The last level stands in one piece at the end of a sequence's rows, and all of it is read.
-    start = read.index(rows.window_read.start)
-    tokens: list[int] = logits[start : start + len(rows.window_read)].argmax(dim=-1).tolist()
-    return tokens

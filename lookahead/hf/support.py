@@ -61,8 +61,6 @@ def reason_for_model(model: Any) -> str | None:
             f"attention implementation {text._attn_implementation!r} takes no tree mask; load "
             "the model with attn_implementation='sdpa' or 'eager'"
         )
-    if "local" in getattr(text, "attention_layers", ()):
-        return f"{type(model).__name__} cuts its local windows by slot, in code of its own"
     if model.get_output_embeddings() is None:
         return f"{type(model).__name__} has no output layer"
     return None

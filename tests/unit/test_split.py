@@ -301,11 +301,11 @@ def test_ctrl_c_while_forwards_are_given_back_waits_until_they_are(monkeypatch):
     model = make_family("llama")
     give_back, calls = module._give_back, []
 
-    def interrupted(modules):
+    def interrupted(modules, name):
         calls.append(1)
         if len(calls) == 1:
             raise KeyboardInterrupt
-        give_back(modules)
+        give_back(modules, name)
 
     monkeypatch.setattr(module, "_give_back", interrupted)
     with pytest.raises(KeyboardInterrupt), LayerSplit(model).first(2):

@@ -44,6 +44,15 @@ _FALCON = _ENDS | {
 }
 _OLD = _ENDS | {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128}
 
+_NEO = _ENDS | {
+    "hidden_size": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+    "attention_types": [[["global", "local"], 1]],
+    "window_size": 8,
+    "max_position_embeddings": 128,
+}
+
 #: By model type: sizes, and whether the library has sdpa for it.
 SLOT_FAMILIES: dict[str, tuple[dict[str, Any], bool]] = {
     "bloom": (_ENDS | {"hidden_size": 64, "n_layer": 2, "n_head": 4}, False),
@@ -61,6 +70,7 @@ SLOT_FAMILIES: dict[str, tuple[dict[str, Any], bool]] = {
     "trocr": (_BART, False),
     "whisper": (_BART | {"max_target_positions": 128}, True),
     "xglm": (_BART | {"num_layers": 2, "attention_heads": 4, "ffn_dim": 96}, False),
+    "gpt_neo": (_NEO, False),
     "ctrl": (_OLD | {"dff": 96}, True),
     "roformer": (_BERT, False),
     "megatron-bert": (_BERT, False),

@@ -13,6 +13,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -110,7 +111,7 @@ def _correction(module: nn.Module, *, takes_positions: bool) -> tuple[str, Corre
     """Return the method to be replaced in a module, and by what, if anything."""
     known = _BY_CLASS.get(type(module).__name__)
     if known is not None:
-        return "forward", known
+        return known
     if getattr(module, "has_relative_attention_bias", False) and hasattr(module, "compute_bias"):
         return "compute_bias", _relative_bias if getattr(module, "is_decoder", False) else None
     if not takes_positions and "cache_length" in _parameters(type(module).forward):
@@ -205,6 +206,34 @@ def _relative_bias(module: Any, places: Places) -> Instead:  # noqa: ARG001
     return compute
 
 
+def _gpt_neo(module: Any, places: Places) -> Instead:
+    """Cut local windows by place: the method reads them out of a table by slot."""
+
+    def attend(original: Any, *args: Any, **kwargs: Any) -> Any:
+        window = module.config.window_size if module.attention_type == "local" else None
+        near = places.once("near", window, lambda: _near(places, window))
+        table = SimpleNamespace(bias=_Cut(near), attn_dropout=module.attn_dropout)
+        return original.__func__(table, *args, **kwargs)
+
+    return attend
+
+
+def _near(places: Places, window: int | None) -> Tensor:
+    """Return which slots are in the window of a row, bool, [batch, 1, rows, slots]."""
+    behind = places.rows[:, None, :, None] - places.keys[:, None, None, :]
+    return torch.ones_like(behind, dtype=torch.bool) if window is None else behind < window
+
+
+class _Cut:
+    """Passes for a table of which the part that is wanted has been cut out already."""
+
+    def __init__(self, part: Tensor) -> None:
+        self._part = part
+
+    def __getitem__(self, _: Any) -> Tensor:
+        return self._part
+
+
 def _embedded_positions(module: Any, places: Places) -> Instead:
     """Embed every row at its place, as a single step of plain decoding would."""
     signature = inspect.signature(module.forward)
@@ -270,9 +299,11 @@ def _by_key(bias: Tensor, places: Tensor) -> Tensor:
     return apart.gather(-1, index).reshape(bias.shape)
 
 
-_BY_CLASS: dict[str, Correction] = {
-    "BloomAttention": _bloom,
-    "FalconAttention": _falcon,
-    "MptAttention": _mpt,
-    "RoFormerSelfAttention": _roformer,
+#: By the class of a module: the method that is replaced, and by what.
+_BY_CLASS: dict[str, tuple[str, Correction]] = {
+    "BloomAttention": ("forward", _bloom),
+    "FalconAttention": ("forward", _falcon),
+    "GPTNeoSelfAttention": ("_attn", _gpt_neo),
+    "MptAttention": ("forward", _mpt),
+    "RoFormerSelfAttention": ("forward", _roformer),
 }

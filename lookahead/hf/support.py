@@ -50,8 +50,6 @@ def reason_for_no_tree(model: Any) -> str | None:
             f"attention implementation {text._attn_implementation!r} takes no tree mask; load "
             "the model with attn_implementation='sdpa' or 'eager'"
         )
-    if "local" in getattr(text, "attention_layers", ()):
-        return f"{type(model).__name__} cuts its local windows by slot, in code of its own"
     return None
 
 

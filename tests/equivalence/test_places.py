@@ -113,3 +113,9 @@ def test_a_plain_forward_of_another_thread_is_not_touched(family):
         stop.set()
         thread.join()
     assert not wrong
+
+
+@pytest.mark.parametrize("family", ["bart", "marian", "mvp", "mpt", "gpt_neo", "whisper"])
+def test_a_run_to_the_last_position_of_a_model_gives_the_same(family):
+    """Tables end there, and rows of a tree stand in slots beyond."""
+    _check(model_of(family), _inputs(1), "half", max_new_tokens=128 - 14)

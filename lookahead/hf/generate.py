@@ -38,7 +38,7 @@ from lookahead.hf.prepared import Prepared, keeps_cache
 from lookahead.hf.results import result_of
 from lookahead.hf.rules import of_row
 from lookahead.hf.selftest import verdict_key
-from lookahead.hf.shape import Shape, reason_for_chain, shape_of
+from lookahead.hf.shape import Shape, reason_for_shape, shape_of
 from lookahead.hf.support import (
     reason_for_cache,
     reason_for_call,
@@ -90,15 +90,11 @@ def prepare(call: Prepared, config: Config, session: Session, extras: Extras) ->
     slots = SlotCache(self_attention_part(cache), call.batch, call.slot_limit(config))
     fields = wanted_outputs(call.generation_config)
     shape = shape_of(call.model, session)
-    fault = shape.reason if shape.name == "plain" else None
-    if shape.name == "chain":
-        fault = reason_for_chain(call, shape, slots, fields)
-    elif fault is None and fields and call.model.config.is_encoder_decoder:
-        fault = f"{' and '.join(fields)} of an encoder-decoder model are not supported yet"
-    elif fault is None and fields:
-        fault = _outputs_verdict(call.model, session, fields)
-    if fault is not None:
-        raise UnsupportedError(fault)
+    reason = reason_for_shape(call, shape, slots, fields)
+    if reason is None and fields and shape.name == "tree":
+        reason = _outputs_verdict(call.model, session, fields)
+    if reason is not None:
+        raise UnsupportedError(reason)
     return slots
 
 

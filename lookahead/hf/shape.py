@@ -32,7 +32,7 @@ from lookahead.hf.support import reason_for_no_tree
 from lookahead.session import Session
 from lookahead.tree import DraftTree
 
-__all__ = ["Shape", "find_chain_fault", "reason_for_chain", "shape_of"]
+__all__ = ["Shape", "find_chain_fault", "reason_for_shape", "shape_of"]
 
 
 @dataclass(frozen=True)
@@ -131,10 +131,28 @@ def _chain_passes(
     return torch.cat(found)
 
 
-def reason_for_chain(
+def reason_for_shape(
     call: Prepared, shape: Shape, cache: SlotCache, fields: tuple[str, ...]
 ) -> str | None:
-    """Say why a call of a model that reads one branch runs plain, or None."""
+    """Say why a call of a model of this shape runs plain, or None.
+
+    Parameters
+    ----------
+    call : Prepared
+        What is asked for.
+    shape : Shape
+        Of its model.
+    cache : SlotCache
+        Made for the call.
+    fields : tuple of str
+        Outputs of single passes that are to be returned.
+    """
+    if shape.name == "plain":
+        return shape.reason
+    if fields and call.model.config.is_encoder_decoder:
+        return f"{' and '.join(fields)} of an encoder-decoder model are not supported yet"
+    if shape.name == "tree":
+        return None
     if call.batch > 1:
         return f"{shape.reason}; one sequence at a time would be accelerated"
     if call.model_kwargs.get("attention_mask") is not None:

@@ -43,6 +43,7 @@ EXPECTED = {
     "lfm2": "plain",
     "qwen3_next": "plain",
     "recurrent_gemma": "plain",
+    "musicgen_melody": "plain",
     "t5:encoder": "plain",
     "bart:encoder": "plain",
     "llava:image": "plain",

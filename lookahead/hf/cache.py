@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
+    DummyLayer,
     DynamicCache,
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -245,13 +246,14 @@ class SlotCache(Cache):
 
     def _adopt(self, index: int, layer: CacheLayerMixin) -> SlotLayer:
         kind = type(layer)
-        if kind not in (DynamicLayer, DynamicSlidingWindowLayer):
+        # A DummyLayer stands where a layer borrows the K/V of another: nothing is ever written.
+        if kind not in (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer):
             raise UnsupportedError(
                 f"layer {index} of the cache is a {kind.__name__}, whose rows cannot be taken "
                 "back; a DynamicCache can be accelerated"
             )
         adopted = SlotLayer(self._lengths, getattr(layer, "sliding_window", None))
-        if layer.is_initialized and layer.get_seq_length() > 0:
+        if kind is not DummyLayer and layer.is_initialized and layer.get_seq_length() > 0:
             adopted.load(layer.keys, layer.values, layer.get_seq_length())
         return adopted
 

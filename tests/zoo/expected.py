@@ -20,6 +20,7 @@ EXPECTED = {
     "gemma3": "tree",  # sees, and is given text alone
     "roberta": "tree",  # left to itself, it counts positions from behind its padding id
     "dory": "tree",  # runs layers several times, on copies of their cache
+    "gemma3n_text:shared": "tree",
     "phi": "tree",
     "phi3": "tree",
     "gpt2": "tree",

@@ -129,7 +129,13 @@ class AcceleratedGenerate:
             return _decode(prepared, self.config, session, extras, _RunPlain)
 
         loop.is_lookahead = True  # type: ignore[attr-defined]
-        return self.original(**call, custom_generate=loop)
+        try:
+            return self.original(**call, custom_generate=loop)
+        except ValueError as error:
+            # A generate with a loop of its own (MusicGen) refuses the argument before it begins.
+            if "['custom_generate']" not in str(error):
+                raise
+        raise _RunPlain(f"{type(self._model).__name__} has a generate of its own")
 
     def _resolve_stop_strings(self, call: dict[str, Any]) -> None:
         """Turn stop strings into a criterion here: the library would look for the tokenizer."""

@@ -20,6 +20,7 @@ EXPECTED = {
     "gemma3": "tree",  # sees, and is given text alone
     "roberta": "tree",  # left to itself, it counts positions from behind its padding id
     "dory": "tree",  # runs layers several times, on copies of their cache
+    "gemma3n_text:shared": "tree",
     "phi": "tree",
     "phi3": "tree",
     "gpt2": "tree",
@@ -43,6 +44,7 @@ EXPECTED = {
     "lfm2": "plain",
     "qwen3_next": "plain",
     "recurrent_gemma": "plain",
+    "musicgen_melody": "plain",
     "t5:encoder": "plain",
     "bart:encoder": "plain",
     "llava:image": "plain",

@@ -88,7 +88,7 @@ def reason_for_call(
     if model_kwargs.get("attention_mask") is not None and _padding_shows(generation_config, cache):
         return "what is computed for padding depends on the size of the cache"
     if cache is None or model_kwargs.get("use_cache") is False:
-        return "it was called with use_cache=False, and a tree needs a cache"
+        return "there is no cache to decode with; use_cache=False leaves it out"
     if model.config.is_encoder_decoder and getattr(cache, "_is_user_defined", False):
         return "a cache passed in with an encoder-decoder model is not supported yet"
     if positions.shape[-1] == 0:

@@ -34,5 +34,5 @@ def test_a_family_gives_plain_ids_and_runs_as_expected(name):
 def test_these_runs_show_a_wrong_mask(name, monkeypatch):
     """Equal ids of a random model could be luck: nodes that see their siblings change them."""
     monkeypatch.setattr(masks, "_tree_rule", lambda rule, visibility: rule)
-    monkeypatch.setattr("lookahead.hf.generate.find_fault", lambda model: None)
+    monkeypatch.setattr("lookahead.hf.shape.find_fault", lambda model: None)
     assert _look(name).kind == WRONG

@@ -293,6 +293,7 @@ OWN: dict[str, dict[str, Any]] = {
     "moshi": {"audio_vocab_size": VOCAB},
     "moss_transcribe_diarize": {"text_config": {"model_type": "qwen3"}},
     "mvp": _BART,
+    "mpt": {"use_cache": True},  # its default is False
     "musicgen": {"decoder": _MUSICGEN},
     "musicgen_melody": {"decoder": _MUSICGEN},
     "nemotron_h": {"layers_block_type": ["mamba", "attention", "mamba", "mlp"], "n_groups": 1},

@@ -1,6 +1,6 @@
 """How the families that are named in the documentation run: one word each.
 
-``tree``: drafts are verified as trees. ``chain``: as chains. ``plain``: not accelerated yet.
+``tree``: drafts are verified as trees. ``chain``: as chains. ``plain``: not accelerated.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ EXPECTED = {
     "gptj": "tree",
     "gpt_neox": "tree",
     "opt": "tree",
-    "bloom": "plain",
-    "mpt": "plain",
+    "bloom": "tree",
+    "mpt": "tree",
     "falcon": "tree",
     "starcoder2": "tree",
     "stablelm": "tree",
@@ -38,15 +38,15 @@ EXPECTED = {
     "deepseek_v3": "tree",
     "gpt_oss": "tree",
     "smollm3": "tree",
-    "mamba2": "plain",
+    "mamba2": "chain",
     "jamba": "plain",
-    "bamba": "plain",
-    "lfm2": "plain",
-    "qwen3_next": "plain",
+    "bamba": "chain",
+    "lfm2": "chain",
+    "qwen3_next": "chain",
     "recurrent_gemma": "plain",
     "musicgen_melody": "plain",
-    "t5:encoder": "plain",
-    "bart:encoder": "plain",
-    "llava:image": "plain",
-    "qwen2_vl:image": "plain",
+    "t5:encoder": "tree",
+    "bart:encoder": "tree",
+    "llava:image": "tree",
+    "qwen2_vl:image": "tree",
 }

@@ -6,6 +6,7 @@ and fails where the installed library accepts something that has no row here.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -77,7 +78,7 @@ class Option:
 
     def arguments(self) -> dict[str, Any]:
         """Make the arguments anew: some have a state."""
-        made: dict[str, Any] = eval(f"dict({self.call})", names())
+        made: dict[str, Any] = eval(f"dict({self.call})", dict(names()))
         return made
 
     def __str__(self) -> str:
@@ -85,8 +86,9 @@ class Option:
         return self.call.replace(" ", "")
 
 
+@functools.cache
 def names() -> dict[str, Any]:
-    """Return what the calls of the table are written in."""
+    """Return what the calls of the table are written in; nothing in it has a state."""
     ids = prompt(18, repeat=4)
     new = new_ids(shared(), ids)
     return {

@@ -262,7 +262,7 @@ class TestCustomGenerate:
         [
             {"num_beams": 2},
             {"use_cache": False},
-            {"cache_implementation": "static"},
+            {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}},
         ],
     )
     def test_what_is_not_supported_runs_plain_with_a_warning(self, llama, options):

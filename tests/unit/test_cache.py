@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache, QuantizedCache, StaticCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from lookahead import UnsupportedError
@@ -250,20 +250,29 @@ def test_a_filled_sliding_cache_is_gone_on_from():
     assert layer.start >= 31 - 2 * window
 
 
+class _OwnStatic(StaticCache):
+    def get_seq_length(self, *_):
+        return 0
+
+
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: StaticCache(config=shared().config, max_cache_len=20),
-        type("Mine", (DynamicCache,), {}),
+        lambda: QuantizedCache("fp8", shared().config),
+        type("Mine", (DynamicCache,), {"update": lambda *_: None}),
+        lambda: _OwnStatic(config=shared().config, max_cache_len=20),
         lambda: DynamicCache(config=shared().config, offloading=True),
     ],
 )
 def test_a_cache_of_another_kind_is_refused_by_name(make):
+    static = {"config": shared().config, "max_cache_len": 20}
     try:
-        given = make()
+        given = (
+            make(**static) if isinstance(make, type) and issubclass(make, StaticCache) else make()
+        )
     except (AssertionError, RuntimeError, ValueError) as error:
         pytest.skip(f"the library cannot make it here: {error}")
-    with pytest.raises(UnsupportedError, match=r"StaticCache|Mine|offloaded"):
+    with pytest.raises(UnsupportedError, match=r"quantised cache|a Mine|a _OwnStatic|offloaded"):
         SlotCache(given, 1)
 
 

@@ -119,3 +119,23 @@ def test_a_plain_forward_of_another_thread_is_not_touched(family):
 def test_a_run_to_the_last_position_of_a_model_gives_the_same(family):
     """Tables end there, and rows of a tree stand in slots beyond."""
     _check(model_of(family), _inputs(1), "half", max_new_tokens=128 - 14)
+
+
+@pytest.mark.parametrize("family", ["bloom", "mpt", "falcon", "gpt_neo", "bart", "roberta"])
+def test_early_exit_gives_the_same_or_is_off(family):
+    model, inputs = model_of(family), _inputs(1)
+    arguments = {"max_new_tokens": NEW, "do_sample": False}
+    plain = model.generate(**inputs, **arguments)
+    lookahead.forget(model)
+    with lookahead.accelerate(model, nodes=8, strict=True, sources=("exit",), exit_layer=1):
+        fast = model.generate(**inputs, **arguments)
+        stats = lookahead.last_stats(model)
+    assert fast.tolist() == plain.tolist()
+    assert "exit" in stats.by_source or stats.notes
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", ["bloom", "mpt", "falcon", "gpt_neo", "bart", "roberta"])
+def test_half_precision_passes_the_self_test(family, dtype):
+    masks.install()
+    assert selftest.find_fault(make_slot_family(family).to(dtype)) is None

@@ -166,7 +166,6 @@ ARGUMENTS = [
     Option(
         "prefix_allowed_tokens_fn",
         "prefix_allowed_tokens_fn=lambda row, ids: [3 + int(ids[-1]) % 5, 50, 60]",
-        batch=AT_ONCE,
     ),
     Option("streamer", "streamer=streamer()", note="one token of every row at a time"),
     Option("synced_gpus", "synced_gpus=False"),
@@ -213,7 +212,7 @@ LENGTH = [
 ]
 
 STRATEGY = [
-    Option("do_sample", "do_sample=True", batch="sampling in a batch"),
+    Option("do_sample", "do_sample=True"),
     Option("num_beams", "num_beams=2", PLAIN, BEAMS),
     Option("num_beams", "num_beams=2, do_sample=True", PLAIN, "beam sample"),
     Option("use_mtp", "use_mtp=True", REFUSED, "num_mtp_layers"),
@@ -221,8 +220,6 @@ STRATEGY = [
     Option(
         "num_return_sequences",
         "num_return_sequences=2, do_sample=True",
-        PLAIN,
-        "sampling in a batch",
         note="a batch",
     ),
     Option("num_beam_groups", "num_beam_groups=2, num_beams=2", REFUSED, HUB),
@@ -267,10 +264,10 @@ CACHE = [
 ]
 
 LOGITS = [
-    Option("temperature", "temperature=0.7, do_sample=True", batch="sampling in a batch"),
+    Option("temperature", "temperature=0.7, do_sample=True"),
     Option("temperature", "temperature=0.0, do_sample=True", REFUSED, "strictly positive"),
     *(
-        Option(name, f"{name}={value}, do_sample=True", batch="sampling in a batch")
+        Option(name, f"{name}={value}, do_sample=True")
         for name, value in [
             ("top_k", 5),
             ("top_p", 0.7),

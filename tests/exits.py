@@ -13,7 +13,7 @@ from lookahead.budget import Plan
 from lookahead.drafters.early_exit import EarlyExitDrafter
 from lookahead.drafters.exits import ExitChooser
 from lookahead.drafters.readout import Readout
-from lookahead.hf import generate
+from lookahead.hf import drafting, generate
 from lookahead.hf.split import LayerSplit
 from lookahead.tree import DraftTree
 
@@ -127,5 +127,5 @@ def only_early_exit(model: Any, layer: int, *, lens: Any = None, **shape: int) -
     target = generate.HFTarget
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(generate, "HFTarget", make_target)
-        patch.setattr(generate, "MergedDrafter", make_drafter)
+        patch.setattr(drafting, "MergedDrafter", make_drafter)
         yield made, looks

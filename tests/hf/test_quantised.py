@@ -176,15 +176,17 @@ def test_torchao_with_a_scale_for_all_rows_runs_plain_in_16_bits():
     assert SCALE_OF_ALL in _plain_reason(model)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(
+    ("bits", "dtype"), [(4, torch.float32), (8, torch.float32), (8, torch.bfloat16)]
+)
 @pytest.mark.filterwarnings("ignore")
-def test_bitsandbytes_is_exact_in_4_bits_and_plain_in_8(bits, tmp_path):
+def test_bitsandbytes_is_exact_in_4_bits_and_plain_in_8(bits, dtype, tmp_path):
     pytest.importorskip("bitsandbytes")
     transformers = pytest.importorskip("transformers")
     fresh().save_pretrained(tmp_path)
     config = transformers.BitsAndBytesConfig(load_in_4bit=bits == 4, load_in_8bit=bits == 8)
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path, quantization_config=config, dtype=torch.float32, device_map="cpu"
+        tmp_path, quantization_config=config, dtype=dtype, device_map="cpu"
     )
     if bits == 4:
         check(model, IDS, **GREEDY)

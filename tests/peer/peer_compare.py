@@ -155,7 +155,7 @@ def _caches(name: str, plain: Any, fast: Any) -> Iterator[str]:
     if type(plain) is not type(fast):
         yield f"{name} is a {type(plain).__name__} plain and a {type(fast).__name__} accelerated"
         return
-    lengths = [int(cache.get_seq_length()) for cache in (plain, fast)]
+    lengths = [_length(cache) for cache in (plain, fast)]
     if lengths[0] != lengths[1]:
         yield f"{name} has {lengths[0]} tokens plain and {lengths[1]} accelerated"
         return
@@ -170,6 +170,13 @@ def _caches(name: str, plain: Any, fast: Any) -> Iterator[str]:
                 if found:
                     yield found[0]
                     return
+
+
+def _length(cache: Any) -> int | None:
+    try:
+        return int(cache.get_seq_length())
+    except ValueError:  # recurrent layers only
+        return None
 
 
 def _layers(plain: Any, fast: Any) -> Iterator[tuple[Any, Any]]:

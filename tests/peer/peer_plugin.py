@@ -47,6 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--peer-mode", choices=("plain", "fast", "compare"), default="plain")
     group.addoption("--peer-nodes", type=int, default=8)
     group.addoption("--peer-new-tokens", type=int)
+    group.addoption("--peer-batch", type=int)
     group.addoption("--peer-compiled", action="store_true")
 
 
@@ -72,7 +73,6 @@ class Report:
         self.tests: dict[str, dict[str, str]] = {}
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        new_tokens = self.config.getoption("--peer-new-tokens")
         names = MODEL_TESTS + (COMPILED_TESTS if self.config.getoption("--peer-compiled") else ())
         kept = []
         for item in items:
@@ -80,11 +80,21 @@ class Report:
                 kept.append(item)
             elif item.name.startswith(names):
                 kept.append(item)
-                if new_tokens and hasattr(item.cls, "max_new_tokens"):
-                    item.cls.max_new_tokens = new_tokens
+                self._change(item.cls)
         gone = [item for item in items if item not in set(kept)]
         self.config.hook.pytest_deselected(items=gone)
         items[:] = kept
+
+    def _change(self, tests: Any) -> None:
+        """Let the tests of a model write more tokens, or give them another batch."""
+        new_tokens, batch = (
+            self.config.getoption(f"--peer-{name}") for name in ("new-tokens", "batch")
+        )
+        if new_tokens and hasattr(tests, "max_new_tokens"):
+            tests.max_new_tokens = new_tokens
+        prepare = getattr(tests, "prepare_config_and_inputs_for_generate", None)
+        if batch and getattr(prepare, "__defaults__", None):
+            prepare.__defaults__ = (batch,)  # its only argument
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: Any) -> Iterator[None]:

@@ -64,6 +64,7 @@ def main() -> int:
     parser.add_argument("--mode", action="append", choices=MODES, help="by default all three")
     parser.add_argument("--nodes", type=int, default=8)
     parser.add_argument("--new-tokens", type=int, help="of the tests of models; theirs is 3")
+    parser.add_argument("--batch", type=int, help="rows of most calls of these tests; theirs is 2")
     parser.add_argument("--compiled", action="store_true", help="tests that compile models, too")
     parser.add_argument("--no-units", action="store_true", help="tests of models only")
     parser.add_argument("--json", type=Path, help="write the reports to this file")
@@ -74,6 +75,7 @@ def main() -> int:
         modes=options.mode or MODES,
         nodes=options.nodes,
         new_tokens=options.new_tokens,
+        batch=options.batch,
         compiled=options.compiled,
         units=not options.no_units,
     )
@@ -91,6 +93,7 @@ def run(
     modes: Any = MODES,
     nodes: int = 8,
     new_tokens: int | None = None,
+    batch: int | None = None,
     compiled: bool = False,
     units: bool = True,
 ) -> dict[str, Any]:
@@ -108,6 +111,7 @@ def run(
         raise RuntimeError(f"{checkout} has none of the tests: it is no checkout of transformers.")
     more = [f"--peer-nodes={nodes}"]
     more += [f"--peer-new-tokens={new_tokens}"] if new_tokens else []
+    more += [f"--peer-batch={batch}"] if batch else []
     more += ["--peer-compiled"] if compiled else []
     return {mode: _run(checkout, files, mode, more) for mode in modes}
 

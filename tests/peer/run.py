@@ -41,17 +41,9 @@ FAMILIES = (
     "t5",
     "bart",
 )
-#: Tests of the library's ``generate`` that need no particular model.
+#: Tests of the library's ``generate`` on models of the hub: of use where those are in the cache.
 UNIT_TESTS = tuple(
-    f"tests/generation/test_{name}.py"
-    for name in (
-        "utils",
-        "candidate_generator",
-        "configuration_utils",
-        "logits_process",
-        "stopping_criteria",
-        "streamers",
-    )
+    f"tests/generation/test_{name}.py" for name in ("utils", "stopping_criteria", "streamers")
 )
 MODES = ("plain", "fast", "compare")
 
@@ -122,7 +114,7 @@ def _run(checkout: Path, files: list[str], mode: str, more: list[str]) -> Any:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"),
     }
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"

@@ -112,8 +112,6 @@ def test_j2_a_batch_is_streamed_as_in_plain():
     "options",
     [
         {"num_beams": 2},
-        {"do_sample": True, "num_return_sequences": 2},
-        {"do_sample": True},
         {"stopping_criteria": [lambda ids, scores, **k: torch.zeros(len(ids), dtype=torch.bool)]},
         {"logits_processor": [lambda ids, scores: scores.roll(1, 0)]},
     ],

@@ -103,10 +103,19 @@ def _lfm2():
     return transformers.Lfm2ForCausalLM(config).eval()
 
 
-@pytest.mark.parametrize("kind", ["mamba", "lfm2"])
-def test_e7_a_model_with_a_state_runs_plain_with_a_reason(kind):
+def test_e7_states_of_a_hybrid_are_taken_back():
     """E7: a conv and attention hybrid was not marked stateful and diverged without a word."""
-    model = fresh("mamba") if kind == "mamba" else _lfm2()
+    model, ids = _lfm2(), prompt(12, repeat=4)
+    text = ids[0].tolist() + new_ids(model, ids)
+    for wrong_at in (None, 0, 2):
+        drafter = Oracle(text, 4, wrong_at)
+        runs = check(model, ids, settings={"drafters": (drafter,)}, max_new_tokens=24)
+        assert runs.stats.shape == "chain"
+
+
+def test_e7_a_model_whose_state_cannot_be_taken_back_runs_plain_with_a_reason():
+    """E7, of the kind that reads one token at a time."""
+    model = fresh("mamba")
     ids = prompt(12, repeat=4)
     plain = model.generate(ids, max_new_tokens=8, do_sample=False)
     with lookahead.accelerate(model), pytest.warns(lookahead.LookaheadWarning, match="runs plain"):

@@ -72,15 +72,18 @@ def test_f2_any_tree_gives_the_logits_of_plain_passes(seed, family, attention):
             torch.testing.assert_close(found[node], next_logits(model, text), atol=2e-4, rtol=1e-3)
 
 
-def test_f1_a_wrong_mask_is_found_and_the_model_runs_plain(monkeypatch):
+def test_f1_a_wrong_mask_is_found_and_chains_are_read(monkeypatch):
     """F1: a mismatch is detected and reported, never silently trusted."""
     monkeypatch.setattr(masks, "_tree_rule", lambda rule, visibility: rule)
     model, ids = fresh(), prompt(20, repeat=4)
     assert "differ" in selftest.find_fault(model)
     plain = model.generate(ids, max_new_tokens=10, do_sample=False)
-    with lookahead.accelerate(model), pytest.warns(lookahead.LookaheadWarning, match="differ"):
+    with lookahead.accelerate(model, strict=True):
         fast = model.generate(ids, max_new_tokens=10, do_sample=False)
+        stats = lookahead.last_stats(model)
     assert fast.tolist() == plain.tolist()
+    assert stats.shape == "chain"
+    assert "differ from plain ones" in stats.notes[0]
 
 
 @pytest.mark.parametrize("kind", ["bloom", "falcon", "mpt"])

@@ -62,8 +62,11 @@ def test_o2_a_tensor_of_the_models_own_is_passed_on(batch):
     assert found.tolist() != plain.generate(ids, max_new_tokens=24, do_sample=False).tolist()
 
 
-def test_o2_a_forward_that_takes_whatever_comes_runs_plain_and_says_why():
-    """O1: the library asks the signature which inputs to prepare, and finds none here."""
+def test_o2_a_forward_that_takes_whatever_comes_reads_chains():
+    """O1: the library asks the signature which inputs to prepare, and finds none here.
+
+    No position is handed in then, so rows have those of their slots: right for a chain.
+    """
     model = fresh()
     inner = model.forward
 
@@ -72,11 +75,9 @@ def test_o2_a_forward_that_takes_whatever_comes_runs_plain_and_says_why():
 
     model.forward = opaque
     plain = model.generate(IDS, max_new_tokens=6, do_sample=False)
-    with (
-        lookahead.accelerate(model),
-        pytest.warns(lookahead.LookaheadWarning, match="takes no plain position ids"),
-    ):
+    with lookahead.accelerate(model, strict=True):
         assert model.generate(IDS, max_new_tokens=6, do_sample=False).tolist() == plain.tolist()
+        assert lookahead.last_stats(model).shape == "chain"
 
 
 @pytest.mark.parametrize("where", ["config", "generation_config", "call"])

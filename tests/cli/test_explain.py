@@ -71,7 +71,7 @@ def test_a_model_that_runs_plain(call: Any) -> None:
     outcome = call("explain", "default", *MODEL, "--first-difference")
     assert outcome.code == 0
     assert "plain, because MambaForCausalLM keeps a recurrent state" in outcome.out
-    assert "self-test:  not asked" in outcome.out
+    assert "self-test:  MambaForCausalLM keeps a recurrent state" in outcome.out
     assert "both runs are plain" in outcome.out
     assert "cost:" not in outcome.out
     report = json.loads(call("explain", "default", *MODEL, "--json").out)

@@ -18,6 +18,7 @@ from lookahead.hf.cache import SlotCache
 from lookahead.hf.chain import ChainTarget
 from lookahead.hf.compat import cache_argument, device_of, vocab_size
 from lookahead.hf.layers import reason_for_layers
+from lookahead.hf.masks import SUPPORTED
 from lookahead.hf.prepared import Prepared
 from lookahead.hf.selftest import (
     difference,
@@ -70,10 +71,18 @@ def _find_shape(model: Any) -> Shape:
     reason = reason_for_no_tree(model) or find_fault(model)
     if reason is None:
         return Shape("tree")
-    for takes_mask in () if model.config.is_encoder_decoder else (True, False):
+    for takes_mask in _ways(model):
         if find_chain_fault(model, takes_mask=takes_mask) is None:
             return Shape("chain", reason, takes_mask)
     return Shape("plain", reason)
+
+
+def _ways(model: Any) -> tuple[bool, ...]:
+    """Return the ways to read a chain that are worth trying: with masks of ours, or without."""
+    if model.config.is_encoder_decoder:
+        return ()
+    attention = model.config.get_text_config(decoder=True)._attn_implementation
+    return (True, False) if attention in SUPPORTED else (False,)
 
 
 def find_chain_fault(model: Any, *, takes_mask: bool = True) -> str | None:

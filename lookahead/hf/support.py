@@ -31,12 +31,18 @@ __all__ = [
 ]
 
 
+#: Attention implementations that are compiled, for minutes, for each number of rows of a pass.
+COMPILED = ("flex_attention",)
+
+
 def reason_for_model(model: Any) -> str | None:
     """Say why a model runs plain whatever it is asked, or None."""
     if model.training:
         return "the model is in training mode; call model.eval() first"
     if model.get_output_embeddings() is None:
         return f"{type(model).__name__} has no output layer"
+    if model.config.get_text_config(decoder=True)._attn_implementation in COMPILED:
+        return "its attention is compiled anew for each number of rows"
     return None
 
 

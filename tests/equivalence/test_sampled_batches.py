@@ -111,3 +111,35 @@ def test_one_of_many_rows_is_never_another(arrival):
     order = torch.randperm(32, generator=torch.Generator().manual_seed(arrival))
     ids = torch.randint(3, VOCAB, (32, 12), generator=torch.Generator().manual_seed(9))[order]
     check(shared(), {"nodes": 64}, input_ids=ids, max_new_tokens=10)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral"])
+def test_what_is_returned_besides_ids_is_that_of_plain(family, seed):
+    """Rows that have ended go on with padding, and draw nothing of their own there."""
+    model = shared(family)
+    arguments = batch(rows=4, padding=5) | {
+        "max_new_tokens": 20,
+        "temperature": 1.2,
+        "eos_token_id": list(range(3, 20)),
+        "pad_token_id": 0,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+    }
+
+    def run():
+        torch.manual_seed(seed)
+        out = model.generate(do_sample=True, top_k=0, **arguments)
+        return out, torch.get_rng_state()
+
+    plain, behind = run()
+    lookahead.forget(model)
+    with lookahead.accelerate(model, nodes=12, strict=True):
+        fast, behind_fast = run()
+    assert fast.sequences.tolist() == plain.sequences.tolist()
+    assert torch.equal(behind_fast, behind)
+    assert len(fast.scores) == len(plain.scores)
+    for mine, theirs in zip(fast.scores, plain.scores, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+    for mine, theirs in zip(fast.cache.layers, plain.cache.layers, strict=True):
+        torch.testing.assert_close(mine.keys, theirs.keys, rtol=1e-4, atol=1e-4)

@@ -426,14 +426,25 @@ def _timed_plain(
         session.plain_in.discard(-1 if thread is None else thread)
     stats.seconds = time.perf_counter() - start
     ids = result if isinstance(result, torch.Tensor) else getattr(result, "sequences", None)
-    given = args[0] if args else kwargs.get("inputs", kwargs.get("input_ids"))
     if isinstance(ids, torch.Tensor) and ids.ndim == 2:
         stats.rows = int(ids.shape[0])
-        prompt = given.shape[-1] if isinstance(given, torch.Tensor) and given.ndim == 2 else 0
+        prompt = _prompt_length(function, args, kwargs)
         stats.prompt_tokens = stats.rows * prompt
         stats.new_tokens = stats.rows * (int(ids.shape[1]) - prompt)
         stats.passes = max(0, int(ids.shape[1]) - prompt - 1)
     return result
+
+
+def _prompt_length(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Return how many tokens of a result were there before, for the statistics of a plain run."""
+    config = getattr(getattr(function, "__self__", None), "config", None)
+    if getattr(config, "is_encoder_decoder", False):
+        given, unknown = kwargs.get("decoder_input_ids"), 1  # the token that a decoder starts with
+    else:
+        given, unknown = args[0] if args else kwargs.get("inputs", kwargs.get("input_ids")), 0
+    if isinstance(given, torch.Tensor) and given.ndim == 2:
+        return int(given.shape[-1])
+    return unknown
 
 
 def _refuse_or_warn(session: Session, reason: str, strict: bool) -> None:

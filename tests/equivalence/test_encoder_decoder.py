@@ -15,6 +15,7 @@ from tests.drafters import Half, Oracle, Random
 from tests.helpers import Recorder, check, first_seen, prompt
 from tests.oracles import assert_same_cache
 from tests.slot_families import TWO_PART_FAMILIES, make_two_parts, make_whisper
+from tests.zoo.others import build_other, inputs
 
 NEW = 16
 DRAFTERS: dict[str, Any] = {
@@ -143,3 +144,15 @@ def test_early_exit_is_off_with_a_note():
     model, ids = model_of("t5"), prompt(12)
     runs = check(model, ids, settings={"sources": ("ngrams", "exit")}, **GREEDY)
     assert any("has an encoder" in note for note in runs.stats.notes)
+
+
+@pytest.mark.filterwarnings("ignore::lookahead.LookaheadWarning")
+@pytest.mark.parametrize("beams", [1, 2])
+def test_statistics_count_the_tokens_of_the_decoder(beams):
+    model = build_other("t5:encoder")
+    arguments = inputs("t5:encoder") | {"max_new_tokens": 7, "do_sample": False}
+    with lookahead.accelerate(model):
+        model.generate(**arguments, num_beams=beams)
+        stats = lookahead.last_stats(model)
+    assert stats.accelerated == (beams == 1)
+    assert (stats.new_tokens, stats.prompt_tokens) == (7, 1)

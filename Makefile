@@ -32,11 +32,14 @@ $(READY): requirements.lock pyproject.toml
 chat: $(READY)
 	@$(BIN)/lookahead chat
 
+# A process for each core, each with one thread of torch; a process takes up to 2 GB.
+WORKERS := --numprocesses logical --maxprocesses 4
+
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(WORKERS)
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m "slow or not slow"
+	$(BIN)/python -m pytest $(WORKERS) -m "slow or not slow"
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -107,7 +107,7 @@ def only_early_exit(model: Any, layer: int, *, lens: Any = None, **shape: int) -
     split = LayerSplit(model)
     chooser = ExitChooser(split.num_layers, (layer,), never_off=True)
 
-    def make_target(*args: Any) -> Any:
+    def make_target(*args: Any, **_: Any) -> Any:
         # In place of what the sources of the call ask for.
         looks.target = target(*args[:7], split)
         return looks.target

@@ -198,7 +198,7 @@ def test_a_batch_returns_what_plain_returns_for_rows_that_have_ended_too(family,
         for name in ("scores", "logits"):
             torch.testing.assert_close(runs.fast[name], runs.plain[name], atol=1e-4, rtol=1e-4)
         assert_same_cache(runs.fast.cache, runs.plain.cache)
-        assert runs.stats.passes < runs.plain.sequences.shape[1] - ids.shape[1]
+        assert runs.stats.passes <= runs.plain.sequences.shape[1] - ids.shape[1]  # one to fill up
 
 
 def test_a_row_that_ends_long_before_the_others_reads_its_padding_in_parts(monkeypatch):

@@ -68,7 +68,7 @@ def test_autocast_is_16_bits_for_the_self_test_and_leaves_no_verdict_behind():
             assert lookahead.last_stats(model).accelerated
         plain = type(model).generate(model, IDS, **GREEDY)
         assert model.generate(IDS, **GREEDY).tolist() == plain.tolist()
-        precisions = {key[1] for key in model._lookahead_session.verdicts if key[0] == "sdpa"}
+        precisions = {key[1] for key in model._lookahead_session.shapes if key[0] == "sdpa"}
     assert precisions == {torch.bfloat16, torch.float32}
 
 

@@ -101,7 +101,7 @@ def _explained(model: Any, ids: Any, budget: Any, num_new: int, tell: Any) -> di
     config = Config(nodes=budget, remember=REMEMBER)
     explanation = explain_model(model, config)
     report = explanation.as_dict()
-    if explanation.reason is None:
+    if explanation.way != "plain":
         tell("Measuring what passes cost", None)
         for nodes in MEASURED_NODES:
             _run(model, ids, nodes, MEASURED_TOKENS)
@@ -119,7 +119,7 @@ def _explained(model: Any, ids: Any, budget: Any, num_new: int, tell: Any) -> di
         "notes": stats.notes,
         "summary": stats.summary(),
     }
-    if explanation.reason is None:
+    if explanation.way != "plain":
         report["cost"] = _cost(model, config)
     return report
 
@@ -193,16 +193,18 @@ def _lines(report: dict[str, Any]) -> list[str]:
         f"{report['model']}, {report['parameters']:,} parameters, "
         f"{report['dtype']} on {report['device']}, attention {report['attention']}"
     )
-    way = "accelerated: a tree of guesses, verified in one pass"
-    if report["reason"]:
-        way = f"plain, because {report['reason']}"
+    way = {
+        "tree": "accelerated: a tree of guesses, verified in one pass",
+        "chain": f"accelerated: one branch of guesses at a time, because {report['reason']}",
+        "plain": f"plain, because {report['reason']}",
+    }[report["way"]]
     rows = [
         ("model", what),
         ("layers", f"{report['layers']}" + (f": {kinds}" if kinds else "")),
         ("way", way),
         ("self-test", report["self_test"]),
     ]
-    if not report["reason"]:
+    if report["way"] != "plain":
         rows.append(("sources", ", ".join(sources) + (f" ({'; '.join(off)})" if off else "")))
         rows += _cost_rows(report["cost"])
     rows.append(("run", report["run"]["summary"]))

@@ -14,22 +14,26 @@ from tests.cli.conftest import make_tokenizer
 MODEL = ("--dtype", "float32", "--max-new-tokens", "12", "--nodes", "8")
 
 
-@pytest.fixture
-def mamba_for_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def _default(monkeypatch: pytest.MonkeyPatch, kind: str, **values: Any) -> None:
+    """Have the default model be one of another kind."""
     torch.manual_seed(0)
-    config = transformers.MambaConfig(
-        vocab_size=259,
-        hidden_size=32,
-        state_size=4,
-        num_hidden_layers=2,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
-    model = transformers.MambaForCausalLM(config).eval()
+    common = {"vocab_size": 259, "hidden_size": 32, "num_hidden_layers": 2}
+    ends = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    config = getattr(transformers, f"{kind}Config")(**common, **ends, **values)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     monkeypatch.setattr(
         "lookahead.hf.default_model.load_model", lambda *_, **__: (model, make_tokenizer())
     )
+
+
+@pytest.fixture
+def mamba_for_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    _default(monkeypatch, "Mamba", state_size=4)
+
+
+@pytest.fixture
+def mamba2_for_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    _default(monkeypatch, "Mamba2", state_size=8, num_heads=4, head_dim=16, n_groups=1, expand=2)
 
 
 def test_an_accelerated_model(call: Any, tiny_folder: Path) -> None:
@@ -78,6 +82,19 @@ def test_a_model_that_runs_plain(call: Any) -> None:
     assert report["way"] == "plain"
     assert set(report["sources"].values()) == {"off: the model runs plain"}
     assert "cost" not in report
+
+
+@pytest.mark.usefixtures("mamba2_for_default")
+def test_a_model_that_reads_chains(call: Any) -> None:
+    outcome = call("explain", "default", *MODEL, "--first-difference")
+    assert outcome.code == 0
+    assert "accelerated: one branch of guesses at a time, because Mamba2ForCausalLM" in outcome.out
+    assert "self-test:  passed" in outcome.out
+    assert "cost:" in outcome.out
+    report = json.loads(call("explain", "default", *MODEL, "--json").out)
+    assert (report["way"], report["run"]["accelerated"]) == ("chain", True)
+    assert report["sources"]["exit"] == "off: it needs a tree"
+    assert "cost" in report
 
 
 def test_a_file_of_prompts(call: Any, tiny_folder: Path, tmp_path: Path) -> None:

@@ -391,12 +391,12 @@ def _decode(
 ) -> Any:
     with _tensors_here():
         try:
-            cache = prepare(call, config, session, extras)
+            cache, shape = prepare(call, config, session, extras)
         except UnsupportedError as error:
             raise refuse(str(error)) from None
         stats = DecodeStats()
         session.last = stats
-        return decode(call, cache, config, session, stats, extras)
+        return decode(call, cache, shape, config, session, stats, extras)
 
 
 def _tensors_here() -> AbstractContextManager[Any]:

@@ -21,7 +21,13 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from lookahead.hf.kinds import form_of, held_rows, layers_of, write_back
+from lookahead.hf.kinds import (
+    form_of,
+    held_rows,
+    layers_of,
+    refuse_recorded_past,
+    write_back,
+)
 from lookahead.hf.slot_layers import IndexedSlotLayer, Lengths, SlotLayer
 from lookahead.hf.state_layers import HYBRIDS, SlotStateLayer, StateLayer
 
@@ -89,17 +95,18 @@ class SlotCache(Cache):
         if kind is DummyLayer:
             return DummyLayer()
         if kind is LinearAttentionLayer:
+            refuse_recorded_past(index, layer)
             state = StateLayer(layer.number_of_states)
-            state.load_states(index, layer)
+            state.load_states(layer)
             return state
         adopted: SlotLayer
         if kind in HYBRIDS:
             adopted = SlotStateLayer(self._lengths, form_of(index, layer), layer.number_of_states)
-            adopted.load_states(index, layer)
+            adopted.load_states(layer)
         elif kind is DynamicIndexedLayer:
             adopted = IndexedSlotLayer(self._lengths, form_of(index, layer))
             if layer.is_indexer_initialized:
-                adopted.load_indexer(layer.indexer_keys)
+                adopted.update_indexer(layer.indexer_keys)
         else:
             adopted = SlotLayer(self._lengths, form_of(index, layer))
         held = held_rows(layer)

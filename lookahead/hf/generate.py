@@ -61,8 +61,10 @@ class Extras:
     streamer: Any = None
 
 
-def prepare(call: Prepared, config: Config, session: Session, extras: Extras) -> SlotCache:
-    """Make the cache for an accelerated run, or refuse it.
+def prepare(
+    call: Prepared, config: Config, session: Session, extras: Extras
+) -> tuple[SlotCache, Shape]:
+    """Make the cache for an accelerated run and say what its passes verify, or refuse it.
 
     Raises
     ------
@@ -70,17 +72,7 @@ def prepare(call: Prepared, config: Config, session: Session, extras: Extras) ->
         With the reason, as half a sentence, why the call has to run plain.
     """
     cache = call.model_kwargs.get(call.cache_name)
-    rules = [*call.logits_processor, *call.stopping_criteria]
-    reason = reason_for_model(call.model) or reason_for_call(
-        call.model,
-        call.generation_config,
-        call.model_kwargs,
-        cache,
-        call.positions,
-        call.num_new,
-        call.batch,
-        rules,
-    )
+    reason = reason_for_model(call.model) or reason_for_call(call, cache)
     shows = extras.streamer is not None
     reason = reason or reason_for_cache(call, cache) or reason_for_time(call, cache, shows)
     reason = reason or reason_for_ranks(call.model) or reason_for_adapter(call.model)
@@ -95,12 +87,13 @@ def prepare(call: Prepared, config: Config, session: Session, extras: Extras) ->
         reason = _outputs_verdict(call.model, session, fields)
     if reason is not None:
         raise UnsupportedError(reason)
-    return slots
+    return slots, shape
 
 
 def decode(
     call: Prepared,
     cache: SlotCache,
+    shape: Shape,
     config: Config,
     session: Session,
     stats: DecodeStats,
@@ -114,6 +107,8 @@ def decode(
         Its cache argument is replaced by ``cache``.
     cache : SlotCache
         From :func:`prepare`.
+    shape : Shape
+        The same.
     config : Config
         Settings of the model, or of this call.
     session : Session
@@ -142,7 +137,6 @@ def decode(
         config.remember, weights_key(call.model), functools.partial(identify, call.model)
     )
     outputs = _outputs(call, cache)
-    shape = shape_of(call.model, session)
     stats.shape = shape.name
     if shape.name == "chain":
         config = _one_branch(config, stats, str(shape.reason))

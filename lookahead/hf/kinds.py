@@ -30,7 +30,15 @@ from transformers.cache_utils import (
 
 from lookahead.errors import UnsupportedError
 
-__all__ = ["LayerForm", "form_of", "held_rows", "layers_of", "room_of", "write_back"]
+__all__ = [
+    "LayerForm",
+    "form_of",
+    "held_rows",
+    "layers_of",
+    "refuse_recorded_past",
+    "room_of",
+    "write_back",
+]
 
 #: Caches and layers whose rows are plain K/V.
 CACHES = (DynamicCache, StaticCache)
@@ -109,14 +117,19 @@ def form_of(index: int, layer: CacheLayerMixin) -> LayerForm:
             f"layer {index} of the cache is a {type(layer).__name__}, whose rows cannot be taken "
             "back; those of a DynamicCache or a StaticCache can"
         )
-    if getattr(layer, "record_past", False):
-        raise UnsupportedError(f"layer {index} of the cache records its past for its owner")
+    refuse_recorded_past(index, layer)
     if kind is DynamicSlidingWindowLayer:
         return LayerForm(window=layer.sliding_window)
     if kind is StaticSlidingWindowLayer and not layer.is_croppable:
         return LayerForm(window=layer.max_cache_len, size=layer.max_cache_len)
     # A static layer as long as its window, or shorter, is filled up to its end and never slides.
     return LayerForm(size=getattr(layer, "max_cache_len", None))
+
+
+def refuse_recorded_past(index: int, layer: Any) -> None:
+    """Raise if a layer keeps what it has read, for a roll-back that only its owner does."""
+    if getattr(layer, "record_past", False):
+        raise UnsupportedError(f"layer {index} of the cache records its past for its owner")
 
 
 def room_of(given: Cache) -> int | None:

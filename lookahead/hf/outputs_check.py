@@ -7,7 +7,6 @@ them: a model may give them in a form of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from transformers.cache_utils import DynamicCache
 from lookahead.hf.cache import SlotCache
 from lookahead.hf.compat import cache_argument, device_of, vocab_size
 from lookahead.hf.outputs import OUTPUTS, StepOutputs, layer_types
-from lookahead.hf.selftest import EXACT, positions_of, tokens_of
+from lookahead.hf.selftest import EXACT, made_up_call, positions_of, tokens_of
 from lookahead.hf.target import HFTarget
 from lookahead.tree import DraftTree
 
@@ -57,19 +56,9 @@ def _of_a_tree(
     model: Any, prompt: list[int], tokens: list[int], fields: Sequence[str], wanted: dict[str, bool]
 ) -> dict[str, Any]:
     """Return the fields for the prompt, the root, and the last node, a child of the root."""
-    ids = torch.tensor([prompt], device=device_of(model))
     cache = SlotCache(DynamicCache(config=model.config), 1)
-    name = cache_argument(model)
-    kwargs: dict[str, Any] = {
-        name: cache,
-        "attention_mask": None,
-        "use_cache": True,
-        **positions_of(model, len(prompt)),
-        **wanted,
-    }
-    settings = SimpleNamespace(prefill_chunk_size=None, _mask_length=len(prompt))
     outputs = StepOutputs(fields, cache, 1, layer_types(model))
-    target = HFTarget(model, ids, [prompt], settings, kwargs, cache, name, outputs=outputs)
+    target = HFTarget(*made_up_call(model, prompt, cache, **wanted), outputs=outputs)
     target.prefill()
     target.verify([0], [DraftTree.from_parents(tokens, [0, 0, 1, 0])])
     target.keep(0, [0, 3])

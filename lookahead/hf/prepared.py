@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -39,7 +40,7 @@ class Prepared:
         """The name under which the model's forward takes its cache."""
         return cache_argument(self.model)
 
-    @property
+    @cached_property
     def positions(self) -> Tensor:
         """Positions of the prompt, int64, [..., batch or 1, tokens]."""
         return prompt_positions(
@@ -66,7 +67,7 @@ class Prepared:
             for ids, keep in zip(rows, live, strict=True)
         ]
 
-    @property
+    @cached_property
     def max_length(self) -> int | None:
         """Length of what the library calls input_ids at which the run ends or positions run out."""
         bound: int | None = self.stopping_criteria.max_length
@@ -75,7 +76,7 @@ class Prepared:
             return room if bound is None else bound
         return min(bound, room)
 
-    @property
+    @cached_property
     def max_positions(self) -> int | None:
         """Length of what the library calls input_ids at which positions run out."""
         text = self.model.config.get_text_config(decoder=True)

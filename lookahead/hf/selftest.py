@@ -50,6 +50,7 @@ __all__ = [
     "find_exit_fault",
     "find_fault",
     "first_line",
+    "made_up_call",
     "plain_logits",
     "positions_of",
     "tokens_of",
@@ -178,22 +179,13 @@ def _tree_pass(
     peeks: _Peeks | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return logits of root, a, a-b and c in one pass, and of a token after c is committed."""
-    ids = torch.tensor([prompt], device=device_of(model))
     given: Any = _untrimmed(model)
     if model.config.is_encoder_decoder:
         given = EncoderDecoderCache(given, DynamicCache())
     cache = SlotCache(self_attention_part(given), 1)
-    name = cache_argument(model)
-    kwargs: dict[str, Any] = {
-        name: whole_cache(cache, given),
-        "attention_mask": None,
-        "use_cache": True,
-        **positions_of(model, len(prompt)),
-        **made_up_encoder_outputs(model),
-    }
-    settings = SimpleNamespace(prefill_chunk_size=None, _mask_length=len(prompt))
     split = None if peeks is None else peeks.split
-    target = _GappedTarget(model, ids, [prompt], settings, kwargs, cache, name, split)
+    arguments = made_up_call(model, prompt, cache, whole_cache(cache, given))
+    target = _GappedTarget(*arguments, split)
     target.gap = _gap(model, len(prompt))
     target.prefill()
     a, b, c = nodes
@@ -209,6 +201,38 @@ def _tree_pass(
         target.peek(0, end, [0], peeks.exit_layer)
     after = target.verify([0], [end])[0].logits
     return seen, after
+
+
+def made_up_call(
+    model: Any, prompt: list[int], cache: SlotCache, whole: Any = None, **more: Any
+) -> tuple[Any, Tensor, list[list[int]], Any, dict[str, Any], SlotCache, str]:
+    """Return what a target is made with to read one prompt, as the library would prepare it.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        Not changed.
+    prompt : list of int
+        Without padding.
+    cache : SlotCache
+        For one sequence.
+    whole : Cache or None
+        What the model is given, where ``cache`` is only a part of it.
+    **more
+        Arguments of the model besides.
+    """
+    name = cache_argument(model)
+    kwargs = {
+        name: cache if whole is None else whole,
+        "attention_mask": None,
+        "use_cache": True,
+        **positions_of(model, len(prompt)),
+        **made_up_encoder_outputs(model),
+        **more,
+    }
+    settings = SimpleNamespace(prefill_chunk_size=None, _mask_length=len(prompt))
+    ids = torch.tensor([prompt], device=device_of(model))
+    return model, ids, [prompt], settings, kwargs, cache, name
 
 
 def _untrimmed(model: Any) -> DynamicCache:

@@ -7,7 +7,6 @@ a recurrent state, one that takes the place of a row from its slot, or attention
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from transformers.cache_utils import DynamicCache
 
 from lookahead.hf.cache import SlotCache
 from lookahead.hf.chain import ChainTarget
-from lookahead.hf.compat import cache_argument, device_of, vocab_size
+from lookahead.hf.compat import vocab_size
 from lookahead.hf.layers import reason_for_layers
 from lookahead.hf.masks import SUPPORTED
 from lookahead.hf.prepared import Prepared
@@ -24,8 +23,8 @@ from lookahead.hf.selftest import (
     difference,
     find_fault,
     first_line,
+    made_up_call,
     plain_logits,
-    positions_of,
     tokens_of,
     verdict_key,
 )
@@ -120,17 +119,8 @@ def _chain_passes(
 ) -> Tensor:
     """Return logits of root, a and b; of c and d behind a; and of e, [6, vocab]."""
     root, a, b, c, d, e = tokens
-    ids = torch.tensor([prompt], device=device_of(model))
     cache = SlotCache(DynamicCache(config=model.config.get_text_config(decoder=True)), 1)
-    name = cache_argument(model)
-    kwargs: dict[str, Any] = {
-        name: cache,
-        "attention_mask": None,
-        "use_cache": True,
-        **positions_of(model, len(prompt)),
-    }
-    settings = SimpleNamespace(prefill_chunk_size=None, _mask_length=len(prompt))
-    target = ChainTarget(model, ids, [prompt], settings, kwargs, cache, name, takes_mask=takes_mask)
+    target = ChainTarget(*made_up_call(model, prompt, cache), takes_mask=takes_mask)
     target.prefill()
     found = []
     for chain, kept in (([root, a, b], 2), ([c, d], 2), ([e], 1)):

@@ -206,10 +206,6 @@ class IndexedSlotLayer(SlotLayer):
         self.is_indexer_initialized = False
         self._indexed = 0  # rows of the prompt, while it is being read
 
-    def load_indexer(self, keys: Tensor) -> None:
-        """Copy the indexer keys of all rows so far in."""
-        self.update_indexer(keys)
-
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
         """Write the indexer keys of a pass behind those of their sequence.
 

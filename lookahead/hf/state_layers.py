@@ -15,7 +15,6 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from lookahead.errors import UnsupportedError
 from lookahead.hf.kinds import LayerForm
 from lookahead.hf.slot_layers import Lengths, SlotLayer
 
@@ -39,16 +38,8 @@ class StateLayer(LinearAttentionLayer):
 
     _saved: dict[str, dict[int, Any]] | None = None
 
-    def load_states(self, index: int, given: LinearAttentionLayer) -> None:
-        """Copy the states of a layer of the library in.
-
-        Raises
-        ------
-        UnsupportedError
-            If that layer keeps past states, as for another way of decoding.
-        """
-        if given.record_past:
-            raise UnsupportedError(f"layer {index} of the cache records its past states")
+    def load_states(self, given: LinearAttentionLayer) -> None:
+        """Copy the states of a layer of the library in."""
         _copy_states(given, self)
 
     def write_states(self, given: LinearAttentionLayer) -> None:

@@ -6,10 +6,8 @@ lets the run through. A model that passes all of them is still asked by the self
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor
 from transformers import StaticCache
 from transformers.generation.configuration_utils import GenerationMode
 
@@ -59,35 +57,17 @@ def reason_for_no_tree(model: Any) -> str | None:
     return None
 
 
-def reason_for_call(
-    model: Any,
-    generation_config: Any,
-    model_kwargs: dict[str, Any],
-    cache: Any,
-    positions: Tensor,
-    num_new: int | None,
-    batch: int,
-    rules: Iterable[Any],
-) -> str | None:
+def reason_for_call(call: Prepared, cache: Any) -> str | None:
     """Say why this call runs plain, or None.
 
     Parameters
     ----------
-    model : PreTrainedModel
-        Has passed :func:`reason_for_model`.
-    generation_config, model_kwargs
-        As the library prepared them.
+    call : Prepared
+        Of a model that has passed :func:`reason_for_model`.
     cache : Cache or None
         The cache that the library prepared or the caller passed in.
-    positions : Tensor, int64, [..., batch or 1, tokens]
-        Those of the prompt.
-    num_new : int or None
-        Most tokens that the call can add.
-    batch : int
-        Rows after expansion.
-    rules : iterable
-        All logits processors and stopping criteria of the call.
     """
+    generation_config, model_kwargs = call.generation_config, call.model_kwargs
     mode = generation_config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         return f"{mode.value.replace('_', ' ')} is not greedy search or sampling"
@@ -95,17 +75,18 @@ def reason_for_call(
         return "what is computed for padding depends on the size of the cache"
     if cache is None or model_kwargs.get("use_cache") is False:
         return "there is no cache to decode with; use_cache=False leaves it out"
-    if model.config.is_encoder_decoder and getattr(cache, "_is_user_defined", False):
+    if call.model.config.is_encoder_decoder and getattr(cache, "_is_user_defined", False):
         return "a cache passed in with an encoder-decoder model is not supported yet"
-    if positions.shape[-1] == 0:
+    if call.positions.shape[-1] == 0:
         return "the prompt is empty"
-    text = model.config.get_text_config(decoder=True)
-    if reason := reason_for_rope(text, positions, num_new, batch):
+    text = call.model.config.get_text_config(decoder=True)
+    if reason := reason_for_rope(text, call.positions, call.num_new, call.batch):
         return reason
-    if batch > 1:
-        if generation_config.do_sample and not Draws.are_known(positions.device):
-            return f"the order of a batch's draws on {positions.device.type} is not known"
-        return reason_for_rules(list(rules))
+    if call.batch > 1:
+        device = call.positions.device
+        if generation_config.do_sample and not Draws.are_known(device):
+            return f"the order of a batch's draws on {device.type} is not known"
+        return reason_for_rules([*call.logits_processor, *call.stopping_criteria])
     return None
 
 

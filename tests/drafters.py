@@ -248,3 +248,11 @@ BADLY_BEHAVED: dict[str, Callable[[list[int]], dict[str, Any]]] = {
 }
 
 ALL = WELL_BEHAVED | BADLY_BEHAVED
+
+#: Half right, wrong, random, and all built-in ones with a window: for what depends on the model.
+DRAFTERS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
+    "half": lambda text: _alone(Half(text)),
+    "wrong": lambda text: _alone(Oracle(text, 6, 0)),
+    "random": lambda text: _alone(Random()),
+    "all-and-window": lambda text: {"window": (5, 3, 4)},
+}

@@ -150,3 +150,12 @@ def _greedy(model: Any) -> Any:
     settings.no_repeat_ngram_size = settings.length_penalty = settings.early_stopping = None
     settings.max_length = settings.min_length = None
     return model
+
+
+def cases_of(families: dict[str, tuple[dict[str, Any], bool]]) -> list[tuple[str, str]]:
+    """Return each family with each attention that the library has for it."""
+    return [
+        (family, attention)
+        for family, (_, sdpa) in families.items()
+        for attention in (("eager", "sdpa") if sdpa else ("eager",))
+    ]

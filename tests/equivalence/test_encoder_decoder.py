@@ -11,24 +11,14 @@ from transformers import DynamicCache, EncoderDecoderCache
 
 import lookahead
 from lookahead.hf.split import LayerSplit
-from tests.drafters import Half, Oracle, Random
+from tests.drafters import DRAFTERS
 from tests.helpers import Recorder, check, first_seen, prompt
 from tests.oracles import assert_same_cache
-from tests.slot_families import TWO_PART_FAMILIES, make_two_parts, make_whisper
+from tests.slot_families import TWO_PART_FAMILIES, cases_of, make_two_parts, make_whisper
 from tests.zoo.others import build_other, inputs
 
 NEW = 16
-DRAFTERS: dict[str, Any] = {
-    "half": lambda text: {"sources": (), "drafters": (Half(text),)},
-    "wrong": lambda text: {"sources": (), "drafters": (Oracle(text, 6, 0),)},
-    "random": lambda text: {"sources": (), "drafters": (Random(),)},
-    "all-and-window": lambda text: {"window": (5, 3, 4)},
-}
-CASES = [
-    (family, attention)
-    for family, (_, sdpa) in TWO_PART_FAMILIES.items()
-    for attention in (("eager", "sdpa") if sdpa else ("eager",))
-]
+CASES = cases_of(TWO_PART_FAMILIES)
 GREEDY = {"max_new_tokens": NEW, "do_sample": False}
 SAMPLED = {"max_new_tokens": NEW, "do_sample": True, "top_k": 0}
 SOUND = torch.randn((1, 8, 40), generator=torch.Generator().manual_seed(5))

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import pytest
 import torch
 
-from tests.drafters import Half, Oracle, Random
+from tests.drafters import DRAFTERS
 from tests.helpers import check, prompt
 from tests.image_families import IMAGE_FAMILIES, image_prompt, make_image_family
 
 NEW = 16
-DRAFTERS: dict[str, Any] = {
-    "half": lambda text: {"sources": (), "drafters": (Half(text),)},
-    "wrong": lambda text: {"sources": (), "drafters": (Oracle(text, 6, 0),)},
-    "random": lambda text: {"sources": (), "drafters": (Random(),)},
-    "all-and-window": lambda text: {"window": (5, 3, 4)},
-}
 GREEDY = {"max_new_tokens": NEW, "do_sample": False}
 SAMPLED = {"max_new_tokens": NEW, "do_sample": True, "top_k": 0}
 

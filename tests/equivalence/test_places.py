@@ -13,22 +13,12 @@ import lookahead
 from lookahead.hf import masks, selftest
 from lookahead.hf.places import PlaceReaders
 from lookahead.hf.split import _ByThread
-from tests.drafters import Half, Oracle, Random
+from tests.drafters import DRAFTERS
 from tests.helpers import prompt
-from tests.slot_families import SLOT_FAMILIES, make_slot_family
+from tests.slot_families import SLOT_FAMILIES, cases_of, make_slot_family
 
 NEW = 16
-DRAFTERS: dict[str, Any] = {
-    "half": lambda text: {"sources": (), "drafters": (Half(text),)},
-    "wrong": lambda text: {"sources": (), "drafters": (Oracle(text, 6, 0),)},
-    "random": lambda text: {"sources": (), "drafters": (Random(),)},
-    "all-and-window": lambda text: {"window": (5, 3, 4)},
-}
-CASES = [
-    (family, attention)
-    for family, (_, sdpa) in SLOT_FAMILIES.items()
-    for attention in (("eager", "sdpa") if sdpa else ("eager",))
-]
+CASES = cases_of(SLOT_FAMILIES)
 SAMPLED = {"do_sample": True, "top_k": 0}
 
 model_of = functools.cache(make_slot_family)

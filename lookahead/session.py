@@ -44,6 +44,8 @@ class Session:
         self.verdicts: dict[tuple[object, ...], str | None] = {}
         #: What passes can verify, by what that depends on.
         self.shapes: dict[tuple[object, ...], object] = {}
+        #: The copies of :mod:`lookahead.hf.prepack`, once they were made.
+        self.prepacked: Any = None
         self.last: DecodeStats | None = None
         #: Threads in which the library's own loop runs; calls that it makes itself run plain, too.
         self.plain_in: set[int] = set()

@@ -66,6 +66,8 @@ class DecodeStats:
         ``[d]``: how often a node of depth ``d + 1`` was accepted.
     time_ms : dict of str to float
         Wall time by part, see :data:`PARTS`.
+    prepacked_bytes : int
+        Memory that prepacked copies of weights take beside the model.
     notes : list of str
         Faults that were survived and fall-backs that were taken.
     break_even : float or None
@@ -89,6 +91,7 @@ class DecodeStats:
     by_source: dict[str, SourceStats] = field(default_factory=dict)
     accepted_by_depth: list[int] = field(default_factory=list)
     time_ms: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    prepacked_bytes: int = 0
     notes: list[str] = field(default_factory=list)
     steps: list[StepRecord] = field(default_factory=list)
     break_even: float | None = None
@@ -164,6 +167,8 @@ class DecodeStats:
             f"({self.nodes_per_pass:.1f} nodes{window} each); "
             f"accepted/offered: {sources or 'nothing'}"
         )
+        if self.prepacked_bytes:
+            line += f"; prepacked weights take {self.prepacked_bytes / 1e6:.0f} MB"
         if self.break_even is not None:
             line += f"; break-even MAT {self.break_even:.2f}"
             if self.is_fixed and self.mean_acceptance_length < self.break_even:

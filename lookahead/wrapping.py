@@ -26,6 +26,7 @@ from lookahead.hf.arguments import by_name, library_loop, with_stop_strings
 from lookahead.hf.compat import check_version
 from lookahead.hf.fingerprint import identify
 from lookahead.hf.generate import Extras, decode, prepare
+from lookahead.hf.prepack import prepacked_weights
 from lookahead.hf.prepared import Prepared
 from lookahead.memory import Memory
 from lookahead.session import Applied, Session
@@ -396,7 +397,8 @@ def _decode(
             raise refuse(str(error)) from None
         stats = DecodeStats()
         session.last = stats
-        return decode(call, cache, shape, config, session, stats, extras)
+        with prepacked_weights(call.model, config, session, stats):
+            return decode(call, cache, shape, config, session, stats, extras)
 
 
 def _tensors_here() -> AbstractContextManager[Any]:

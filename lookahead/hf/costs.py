@@ -9,6 +9,7 @@ import torch
 from lookahead.budget import CostCurve
 from lookahead.hf.compat import device_of, is_compiled
 from lookahead.hf.layers import precision
+from lookahead.hf.prepack import is_prepacked
 from lookahead.learnt import Learnt
 from lookahead.machine import machine_name
 
@@ -20,6 +21,7 @@ def cost_curve(model: Any, learnt: Learnt) -> CostCurve:
     device, dtype = device_of(model), precision(model)
     half = dtype in (torch.bfloat16, torch.float16)
     kind = ("cpu-16bit" if half else "cpu") if device.type == "cpu" else "other"
+    kind = "cpu-prepacked" if is_prepacked() else kind
     text = model.config.get_text_config(decoder=True)
     key = (
         machine_name(device),
@@ -28,5 +30,6 @@ def cost_curve(model: Any, learnt: Learnt) -> CostCurve:
         text._attn_implementation,
         f"{torch.get_num_threads()} threads",
         *(["compiled"] if is_compiled(model) else []),
+        *(["prepacked"] if is_prepacked() else []),
     )
     return learnt.curve(key, kind)

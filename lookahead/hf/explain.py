@@ -14,10 +14,12 @@ from lookahead.hf.costs import cost_curve
 from lookahead.hf.ends import ends_of
 from lookahead.hf.fingerprint import identify, weights_key
 from lookahead.hf.masks import install
+from lookahead.hf.prepack import prepacked_weights
 from lookahead.hf.shape import Shape, shape_of
 from lookahead.hf.split import LayerSplit
 from lookahead.hf.support import reason_for_model
 from lookahead.session import Session
+from lookahead.stats import DecodeStats
 
 __all__ = ["Explanation", "curve_of", "explain"]
 
@@ -101,7 +103,8 @@ def explain(model: Any, config: Config) -> Explanation:
 def curve_of(model: Any, session: Session, config: Config) -> CostCurve:
     """Return the cost curve that calls with these settings use and measure."""
     learnt = session.learnt(config.remember, weights_key(model), functools.partial(identify, model))
-    return cost_curve(model, learnt)
+    with prepacked_weights(model, config, session, DecodeStats()):
+        return cost_curve(model, learnt)
 
 
 def _source(name: str, model: Any, config: Config, shape: Shape) -> str:

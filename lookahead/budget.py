@@ -257,16 +257,24 @@ class Budget:
         A pass can verify one branch only.
     shares : bool
         Trees of several sequences are cut to one size.
+    spare : float
+        Share of all time that drafting may lose because something else saves it.
     """
 
     def __init__(
-        self, config: Config, curve: CostCurve, *, is_chain: bool = False, shares: bool = True
+        self,
+        config: Config,
+        curve: CostCurve,
+        *,
+        is_chain: bool = False,
+        shares: bool = True,
+        spare: float = 0.0,
     ) -> None:
         self._config = config
         self._curve = curve
         self._is_chain = is_chain
         self._shares = shares
-        self._pace = Pace()
+        self._pace = Pace(spare)
         self._trust = Trust()
         self._drift = 0.0  # log of what passes take now by what the curve expects of them
 

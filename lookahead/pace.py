@@ -44,10 +44,18 @@ class Pace:
     allowed in advance, by a small share of all time spent, for what pays is only known once it is
     tried. Where that is used up, steps are plain until as much has come together again as a try
     may cost: text that cannot be guessed costs this share and no more.
+
+    Parameters
+    ----------
+    spare : float
+        Share of all time that is saved however little is guessed, and may be lost, too.
     """
 
-    def __init__(self) -> None:
-        self._account = FIRST_ALLOWANCE  # in plain steps
+    def __init__(self, spare: float = 0.0) -> None:
+        self._share = SHARE + spare
+        self._first = FIRST_ALLOWANCE * self._share / SHARE
+        self._most = max(MOST_SAVED, self._first)
+        self._account = self._first  # in plain steps
         self._is_resting = False
         self._has_drafted = False
 
@@ -61,7 +69,7 @@ class Pace:
         steps = float(EXPECTED_TOKENS if tokens_left is None else min(tokens_left, EXPECTED_TOKENS))
         if plain_s is not None:
             steps += prefill_s / plain_s
-        self._account = min(FIRST_ALLOWANCE, SHARE * steps)
+        self._account = min(self._first, self._share * steps)
 
     def learn(self, tokens: float, seconds: float, plain_s: float | None) -> None:
         """Take in a step.
@@ -82,7 +90,7 @@ class Pace:
             self._account += tokens - steps
         # The first one reads the prompt, too, which says nothing of those to come.
         self._has_drafted = self._has_drafted or not self._is_resting
-        self._account = min(self._account + SHARE * steps, MOST_SAVED)
+        self._account = min(self._account + self._share * steps, self._most)
         if self._account < 0:
             self._is_resting = True
         elif self._account >= COST_OF_TRYING:

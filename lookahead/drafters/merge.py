@@ -52,6 +52,9 @@ PARTS_AT_ONCE, PARTS_MORE = 1, 2
 #: What an answer wins for each unit of probability that leaves the tree at a node: more than that,
 #: since it also ranks what others name, there and further down.
 WON = 2.0
+#: The same in a batch: its small trees hold little more than the best guess, which the answer
+#: changes now and then, and a token more of one sequence brings the others nothing.
+WON_IN_BATCH = 0.25
 
 
 class MergedDrafter:
@@ -71,6 +74,8 @@ class MergedDrafter:
         are asked.
     window_chooser : WindowChooser, optional
         Chooses the width of the lookahead window where the settings leave it open.
+    alone : bool
+        Whether no other sequence is decoded in the same passes.
     """
 
     def __init__(
@@ -81,8 +86,11 @@ class MergedDrafter:
         vocab_size: int,
         node_drafters: Mapping[int, NodeDrafter] | None = None,
         window_chooser: WindowChooser | None = None,
+        *,
+        alone: bool = True,
     ) -> None:
         self._config = config
+        self._alone = alone
         self._pool = pool
         self._stats = stats
         self._vocab_size = vocab_size
@@ -119,9 +127,10 @@ class MergedDrafter:
         """Take in the target's candidates after positions of the prompt, newest first.
 
         Where the number of nodes is fixed, all at once; else a few, and more with each step in
-        which a guess was right: reading out a long prompt takes longer than some answers.
+        which a guess was right: reading out a long prompt takes longer than some answers. In a
+        batch, where a guess is worth less and all others wait, none.
         """
-        if not self._recycles:
+        if not self._recycles or not (self._alone or self._config.nodes != "auto"):
             return
         self._prompt_rows = rows
         self._recycle_prompt(PARTS_AT_ONCE if self._config.nodes == "auto" else None)
@@ -209,7 +218,8 @@ class MergedDrafter:
             if not nodes or drafter is None:
                 break
             if plan.token_s is not None:
-                gain = plan.trust * WON * lost * plan.token_s
+                won = WON_IN_BATCH if plan.is_shared else WON
+                gain = plan.trust * won * lost * plan.token_s
                 if gain < self._round_s.get(source, 0.0):
                     break
             start = time.perf_counter()

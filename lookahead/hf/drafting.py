@@ -65,6 +65,8 @@ def merged_drafter(
     split: LayerSplit | None,
     curve: CostCurve,
     stats: DecodeStats,
+    *,
+    alone: bool,
 ) -> MergedDrafter:
     """Make the drafter of one sequence, before the prompt is read."""
     return MergedDrafter(
@@ -74,6 +76,7 @@ def merged_drafter(
         vocab_size(model),
         _node_drafters(model, config, session, learnt, target, slot, split, curve, stats),
         session.window_chooser,
+        alone=alone,
     )
 
 

@@ -34,6 +34,7 @@ from lookahead.hf.masks import install
 from lookahead.hf.outputs import StepOutputs, layer_types, wanted_outputs
 from lookahead.hf.outputs_check import find_outputs_fault
 from lookahead.hf.parallel import in_step, ranks_of, reason_for_ranks, share
+from lookahead.hf.prepack import saved_by_prepacking
 from lookahead.hf.prepared import Prepared, keeps_cache
 from lookahead.hf.results import result_of
 from lookahead.hf.rules import of_row
@@ -52,6 +53,9 @@ from lookahead.session import Session
 from lookahead.stats import DecodeStats
 
 __all__ = ["Extras", "decode", "prepare"]
+
+#: Of the share of time that prepacking saves in the matrices: what drafting may lose in trying.
+SPARE = 0.3
 
 
 @dataclass(frozen=True)
@@ -162,7 +166,17 @@ def decode(
     sequences = []
     for slot, context in enumerate(contexts):
         make = functools.partial(
-            merged_drafter, call.model, config, session, learnt, target, slot, split, curve, stats
+            merged_drafter,
+            call.model,
+            config,
+            session,
+            learnt,
+            target,
+            slot,
+            split,
+            curve,
+            stats,
+            alone=call.batch == 1,
         )
         drafter = share(ranks, config.draft_budget, make)
         emit = _emitter(extras, stream, slot)
@@ -173,7 +187,11 @@ def decode(
     with ready():
         # Processes that share a model would cut trees by times of their own.
         budget = Budget(
-            config, curve, is_chain=shape.name == "chain", shares=call.batch > 1 and ranks is None
+            config,
+            curve,
+            is_chain=shape.name == "chain",
+            shares=call.batch > 1 and ranks is None,
+            spare=saved_by_prepacking() * SPARE,
         )
         Engine(target, budget, config, stats).run(sequences)
         if keeps_cache(call, given):

@@ -257,7 +257,7 @@ def test_small_models_are_left_alone_where_nothing_is_said():
 )
 def test_auto_packs_what_is_faster_and_fits(monkeypatch, faster, free, expected):
     model = nn.Sequential(_module(nn.Linear(1024, 4096)), _module(nn.Linear(4096, 1024)))
-    monkeypatch.setattr(Prepacked, "are_faster", faster)
+    monkeypatch.setattr(Prepacked, "saved", (0.1, 0.3) if faster else (0.1, -0.2))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
     with _in_use(model, prepack="auto"):
         assert is_prepacked() is expected

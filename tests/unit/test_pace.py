@@ -46,6 +46,16 @@ def test_text_that_cannot_be_guessed_costs_a_small_share_of_all_time(steps, num)
     assert spent - emitted <= FIRST_ALLOWANCE + SHARE * spent + 2 * (steps - 1)
 
 
+@pytest.mark.parametrize("steps", [1.3, 1.5, 3.0])
+def test_what_is_saved_elsewhere_may_be_lost_in_trying_and_no_more(steps):
+    spare = 0.08
+    rested, emitted, spent = run(Pace(spare), 1.0, steps, 1000)
+    share = SHARE + spare
+    most = FIRST_ALLOWANCE * share / SHARE + share * spent + 2 * (steps - 1)
+    assert any(rested)
+    assert most / 2 < spent - emitted <= most
+
+
 def test_it_is_tried_again_now_and_then():
     rested, _, _ = run(Pace(), tokens=1.0, steps=1.5, num=1000)
     assert not all(rested[-200:])

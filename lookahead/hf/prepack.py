@@ -40,7 +40,7 @@ SHARE_OF_FREE = 0.25
 
 #: Bytes that are packed while the call waits, in a fraction of a second; more are packed aside,
 #: for later calls.
-BYTES_AT_ONCE = 2**29
+BYTES_AT_ONCE = 5 * 2**27
 
 #: Rows that the order is chosen for: those of a tree.
 ROWS = 16
@@ -99,7 +99,7 @@ class PrepackedLayer:
         matrix = self.matrix
         version = 0 if matrix.is_inference() else matrix._version
         seal = (matrix.data_ptr(), version, matrix.dtype, matrix.shape, matrix.stride())
-        sample = matrix[_some_of_each(*matrix.shape)].view(BITS[matrix.dtype])
+        sample = _some_of_each(matrix).view(BITS[matrix.dtype])
         old_seal, old_sample = self._seal, self._sample
         self._seal, self._sample = seal, sample
         return seal != old_seal or old_sample is None or not torch.equal(sample, old_sample)
@@ -154,14 +154,15 @@ class Prepacked:
     @functools.cached_property
     def saved(self) -> tuple[float, float]:
         """Share of a product's time that a copy saves, of one row and of several; timed once."""
-        ordinary_s, packed_s = [0.0, 0.0], [0.0, 0.0]
-        for layer in self._asked:
-            matrix, packed = layer.matrix, _packed(layer.matrix)
-            made = _made_up_rows(matrix)
-            for i, rows in enumerate((made[:1], made)):
-                ordinary_s[i] += _seconds(functools.partial(functional.linear, rows, matrix))
-                packed_s[i] += _seconds(functools.partial(_product, rows, packed))
-        one, several = (1 - p / o for p, o in zip(packed_s, ordinary_s, strict=True))
+        matrices = [layer.matrix for layer in self._asked]
+        copies = [_packed(matrix) for matrix in matrices]
+        made = [_made_up_rows(matrix) for matrix in matrices]
+        one, several = (
+            1
+            - _seconds(_product, [r[:num] for r in made], copies)
+            / _seconds(functional.linear, [r[:num] for r in made], matrices)
+            for num in (1, ROWS)
+        )
         return one, several
 
     @property
@@ -199,7 +200,8 @@ class Prepacked:
             if sum(layer.num_bytes for layer in missing) <= BYTES_AT_ONCE:
                 _pack(missing)
                 return True
-            self._aside = threading.Thread(target=_pack, args=(missing,), daemon=True)
+            # No daemon: one that computes while Python ends brings the process down.
+            self._aside = threading.Thread(target=_pack, args=(missing,), name="lookahead-prepack")
             self._aside.start()
             return False
 
@@ -322,6 +324,8 @@ def _has_products(dtype: torch.dtype) -> bool:
 
 def _pack(layers: list[PrepackedLayer]) -> None:
     for layer in layers:
+        if not threading.main_thread().is_alive():  # the process has come to its end
+            break
         layer.pack()
 
 
@@ -336,11 +340,16 @@ def _product(input: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tenso
     return result
 
 
-@functools.lru_cache(maxsize=256)
-def _some_of_each(outputs: int, inputs: int) -> tuple[Tensor, Tensor]:
-    """Return rows and columns of some numbers of a matrix, of each row and column at least one."""
-    along = torch.arange(max(outputs, inputs))
-    return along % outputs, along % inputs
+def _some_of_each(matrix: Tensor) -> Tensor:
+    """Return some numbers of a matrix, at least one of each row and of each column, 1-d.
+
+    They stand on diagonals, one below another: views, for which no index has to be made.
+    """
+    tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.t()
+    rows, columns = tall.shape
+    down, right = tall.stride()
+    diagonals = tall.as_strided((rows // columns, columns), (columns * down, down + right))
+    return torch.cat([diagonals.reshape(-1), tall[rows - columns :].diagonal()])
 
 
 def _made_up_rows(matrix: Tensor) -> Tensor:
@@ -349,11 +358,18 @@ def _made_up_rows(matrix: Tensor) -> Tensor:
     return torch.randn((ROWS, matrix.shape[1]), generator=generator).to(matrix.dtype)
 
 
-def _seconds(function: Callable[[], object]) -> float:
-    """Return the time that a call takes undisturbed."""
-    times = []
+def _seconds(
+    product: Callable[[Tensor, Tensor], Tensor], rows: list[Tensor], matrices: list[Tensor]
+) -> float:
+    """Return the time that products take undisturbed.
+
+    All are done in turn, as in a pass, so that a matrix is out of the processor's cache when its
+    turn comes again; what a neighbour disturbs once is not disturbed the next time.
+    """
+    best = [float("inf")] * len(matrices)
     for _ in range(NUM_TIMES):
-        start = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - start)
-    return min(times)
+        for i, (some, matrix) in enumerate(zip(rows, matrices, strict=True)):
+            start = time.perf_counter()
+            product(some, matrix)
+            best[i] = min(best[i], time.perf_counter() - start)
+    return sum(best)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import gc
+import subprocess
+import sys
+import time
 import weakref
 from threading import Thread
 from types import SimpleNamespace
@@ -100,6 +103,19 @@ def test_a_padded_batch_gives_the_ids_of_plain_generation():
     settings = {"prepack": True}
     runs = check(fresh(), ids, attention_mask=mask, settings=settings, **GREEDY)
     assert runs.stats.prepacked_bytes > 0
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (12, 5), (5, 12), (1, 7), (7, 1), (10, 5)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_sample_of_a_matrix_has_something_of_each_row_and_column(shape, transposed):
+    numbers = torch.arange(2 + shape[0] * shape[1])[2:]  # with an offset into its memory
+    matrix = numbers.view(shape[::-1]).t() if transposed else numbers.view(shape)
+    sample = prepack._some_of_each(matrix)
+    where = [
+        divmod((matrix == number).flatten().int().argmax().item(), shape[1]) for number in sample
+    ]
+    assert {row for row, _ in where} == set(range(shape[0]))
+    assert {column for _, column in where} == set(range(shape[1]))
 
 
 CHANGES = {
@@ -273,6 +289,30 @@ def test_much_is_packed_aside_for_later_calls(monkeypatch):
     with prepacked_weights(model, config, session, stats):
         assert is_prepacked()
     assert stats.prepacked_bytes == 48 * 80 * 4
+
+
+END_WHILE_PACKING = """
+import torch
+from torch import nn
+from lookahead.config import Config
+from lookahead.hf import prepack
+from lookahead.session import Session
+from lookahead.stats import DecodeStats
+prepack.BYTES_AT_ONCE = 0
+model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(200)])
+with prepack.prepacked_weights(model, Config(prepack=True), Session(), DecodeStats()):
+    pass
+"""
+
+
+def test_a_process_may_end_while_weights_are_packed():
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", END_WHILE_PACKING], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "terminate" not in done.stderr
+    assert time.perf_counter() - start < 60
 
 
 def test_what_cannot_be_packed_is_left_out():

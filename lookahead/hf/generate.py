@@ -36,7 +36,7 @@ from lookahead.hf.outputs_check import find_outputs_fault
 from lookahead.hf.parallel import in_step, ranks_of, reason_for_ranks, share
 from lookahead.hf.prepared import Prepared, keeps_cache
 from lookahead.hf.results import result_of
-from lookahead.hf.rules import of_row
+from lookahead.hf.rules import RowEnd, of_row
 from lookahead.hf.selftest import verdict_key
 from lookahead.hf.shape import Shape, reason_for_shape, shape_of
 from lookahead.hf.support import (
@@ -214,18 +214,13 @@ def _sequence(
         scores=scores,
         logits=logits,
     )
-    criteria = call.stopping_criteria
-
-    def should_stop(ids: Tensor, so_far: tuple[Tensor, ...] | None) -> bool:
-        return bool(criteria(ids, so_far).all())
-
     return Sequence(
         slot=slot,
         context=context,
         seen=TokenBuffer(call.input_ids[slot : slot + 1]),
         drafter=drafter,
         chooser=chooser,
-        should_stop=should_stop,
+        should_stop=RowEnd(call.stopping_criteria, slot, call.batch),
         max_length=call.max_length,
         max_positions=call.max_positions,
         emit=emit,

@@ -15,6 +15,7 @@ from lookahead.hf.cache import SlotCache
 from lookahead.hf.encoder_decoder import whole_cache
 from lookahead.hf.outputs import StepOutputs
 from lookahead.hf.prepared import Prepared, ends_in_time, keeps_cache
+from lookahead.hf.rules import RowEnd
 from lookahead.sequence import Sequence
 from lookahead.stats import DecodeStats
 
@@ -53,7 +54,7 @@ def result_of(
     returned = whole_cache(cache.give_back(), given) if keeps_cache(call, given) else None
     rows = [s.seen.ids for s in sequences]
     if len(rows) > 1 and ends_in_time(call):
-        rows = _until_the_same_step(rows, call.generation_config._eos_token_tensor)
+        rows = _until_the_same_step(rows, [_ran_out_of_time(s) for s in sequences])
     ids = _join(rows, call.generation_config._pad_token_tensor)
     if not call.generation_config.return_dict_in_generate:
         return ids
@@ -79,13 +80,16 @@ def _stack(rows: list[list[Tensor] | None]) -> tuple[Tensor, ...] | None:
     return tuple(torch.cat(step) for step in zip(*lists, strict=True))
 
 
-def _until_the_same_step(rows: list[Tensor], ends: Tensor | None) -> list[Tensor]:
-    """Cut rows of a batch where the first one ended that no end token had ended.
+def _ran_out_of_time(sequence: Sequence) -> bool:
+    return isinstance(sequence.should_stop, RowEnd) and sequence.should_stop.in_time
+
+
+def _until_the_same_step(rows: list[Tensor], timed: list[bool]) -> list[Tensor]:
+    """Cut rows of a batch where the first one ended that nothing but time had ended.
 
     A limit of time ends all rows of plain decoding in the same step.
     """
-    last = set() if ends is None else set(ends.flatten().tolist())
-    lengths = [row.shape[1] for row in rows if int(row[0, -1]) not in last]
+    lengths = [row.shape[1] for row, ended in zip(rows, timed, strict=True) if ended]
     return [row[:, : min(lengths)] for row in rows] if lengths else rows
 
 

@@ -86,7 +86,7 @@ def reason_for_call(call: Prepared, cache: Any) -> str | None:
         device = call.positions.device
         if generation_config.do_sample and not Draws.are_known(device):
             return f"the order of a batch's draws on {device.type} is not known"
-        return reason_for_rules([*call.logits_processor, *call.stopping_criteria])
+        return reason_for_rules(call.logits_processor, call.stopping_criteria)
     return None
 
 

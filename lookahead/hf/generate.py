@@ -80,7 +80,7 @@ def prepare(
         raise UnsupportedError(reason)
     install()
     slots = SlotCache(self_attention_part(cache), call.batch, call.slot_limit(config))
-    fields = wanted_outputs(call.generation_config)
+    fields = wanted_outputs(call.model, call.generation_config)
     shape = shape_of(call.model, session)
     reason = reason_for_shape(call, shape, slots, fields)
     if reason is None and fields and shape.name == "tree":
@@ -275,7 +275,7 @@ def _outputs_verdict(model: Any, session: Session, fields: tuple[str, ...]) -> s
 
 
 def _outputs(call: Prepared, cache: SlotCache) -> StepOutputs | None:
-    fields = wanted_outputs(call.generation_config)
+    fields = wanted_outputs(call.model, call.generation_config)
     if not fields:
         return None
     return StepOutputs(fields, cache, call.batch, layer_types(call.model))

@@ -49,7 +49,7 @@ def result_of(
 
     Returns
     -------
-    Tensor, int64, [batch, tokens], or GenerateDecoderOnlyOutput
+    Tensor, int64, [batch, tokens], or GenerateDecoderOnlyOutput or GenerateEncoderDecoderOutput
     """
     returned = whole_cache(cache.give_back(), given) if keeps_cache(call, given) else None
     rows = [s.seen.ids for s in sequences]
@@ -61,6 +61,7 @@ def result_of(
     two = call.model.config.is_encoder_decoder
     result = (GenerateEncoderDecoderOutput if two else GenerateDecoderOnlyOutput)(
         sequences=ids,
+        **(_of_encoder(call) if two else {}),
         scores=_stack([s.scores for s in sequences]),
         logits=_stack([s.logits for s in sequences]),
         **({} if outputs is None else outputs.joined()),
@@ -68,6 +69,17 @@ def result_of(
     )
     result.lookahead_stats = stats
     return result
+
+
+def _of_encoder(call: Prepared) -> dict[str, Any]:
+    """Return what the encoder said besides, as the library had it before decoding began."""
+    settings, said = call.generation_config, call.model_kwargs["encoder_outputs"]
+    return {
+        "encoder_attentions": said.get("attentions") if settings.output_attentions else None,
+        "encoder_hidden_states": (
+            said.get("hidden_states") if settings.output_hidden_states else None
+        ),
+    }
 
 
 def _stack(rows: list[list[Tensor] | None]) -> tuple[Tensor, ...] | None:

@@ -71,7 +71,7 @@ def reason_for_call(call: Prepared, cache: Any) -> str | None:
     mode = generation_config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         return f"{mode.value.replace('_', ' ')} is not greedy search or sampling"
-    if model_kwargs.get("attention_mask") is not None and _padding_shows(generation_config, cache):
+    if model_kwargs.get("attention_mask") is not None and _padding_shows(call, cache):
         return "what is computed for padding depends on the size of the cache"
     if cache is None or model_kwargs.get("use_cache") is False:
         return "there is no cache to decode with; use_cache=False leaves it out"
@@ -122,7 +122,8 @@ def reason_for_time(call: Prepared, cache: Any, streams: bool) -> str | None:
     return None
 
 
-def _padding_shows(generation_config: Any, cache: Any) -> bool:
+def _padding_shows(call: Prepared, cache: Any) -> bool:
     """Say whether rows are returned that see nothing, and so see all slots of the cache alike."""
-    in_parts = generation_config.prefill_chunk_size is not None
-    return (in_parts or isinstance(cache, StaticCache)) and bool(wanted_outputs(generation_config))
+    in_parts = call.generation_config.prefill_chunk_size is not None
+    wanted = wanted_outputs(call.model, call.generation_config)
+    return (in_parts or isinstance(cache, StaticCache)) and bool(wanted)

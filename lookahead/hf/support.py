@@ -33,6 +33,11 @@ __all__ = [
 COMPILED = ("flex_attention",)
 
 
+#: Types that make room in the mask of padding for the tokens of an image, whether there is one or
+#: not, from the second token on: what a row sees of its padding then is what nobody asked for.
+SHIFTED_PADDING = ("git",)
+
+
 def reason_for_model(model: Any) -> str | None:
     """Say why a model runs plain whatever it is asked, or None."""
     if model.training:
@@ -71,7 +76,10 @@ def reason_for_call(call: Prepared, cache: Any) -> str | None:
     mode = generation_config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         return f"{mode.value.replace('_', ' ')} is not greedy search or sampling"
-    if model_kwargs.get("attention_mask") is not None and _padding_shows(call, cache):
+    padded = model_kwargs.get("attention_mask") is not None
+    if padded and call.model.config.model_type in SHIFTED_PADDING:
+        return f"{type(call.model).__name__} does not keep the padding of a prompt in its place"
+    if padded and _padding_shows(call, cache):
         return "what is computed for padding depends on the size of the cache"
     if cache is None or model_kwargs.get("use_cache") is False:
         return "there is no cache to decode with; use_cache=False leaves it out"

@@ -47,9 +47,9 @@ def look_at_batch(name: str) -> Verdict:
         return Verdict(NOT_BUILT, name_of(error))
     ids, mask = ragged(LENGTHS)
     call = {"attention_mask": mask, "max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
-    best, mode, end = 1.0, "tree", None
-    for _ in range(2):
-        call["eos_token_id"] = end
+    best, mode, end = 1.0, "tree", 0
+    for stops in (False, True):
+        call["eos_token_id"] = end if stops else None
         try:
             plain = model.generate(ids, **call)
         except Exception as error:
@@ -69,7 +69,7 @@ def look_at_batch(name: str) -> Verdict:
             if not stats.accelerated:
                 return Verdict(PLAIN, str(stats.plain_reason))
             mode, best = stats.shape, max(best, stats.new_tokens / stats.passes / len(ids))
-        end = int(plain[0, ids.shape[1] + 5])
+        end = end or int(plain[0, ids.shape[1] + 5])
     num_ids = len(set(plain[:, ids.shape[1] :].flatten().tolist()))
     return Verdict(EXACT, "", mode, best, num_ids)
 

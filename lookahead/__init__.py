@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from lookahead.version import __version__
 
 if TYPE_CHECKING:
+    from lookahead.calls import generate
     from lookahead.config import Config
     from lookahead.drafters.base import Drafter, Guesses
     from lookahead.errors import (
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
         accelerate,
         accelerated,
         forget,
-        generate,
         last_stats,
         restore,
     )
@@ -48,10 +48,10 @@ _HOMES = {
         "accelerate",
         "accelerated",
         "forget",
-        "generate",
         "last_stats",
         "restore",
     ),
+    "lookahead.calls": ("generate",),
     "lookahead.config": ("Config",),
     "lookahead.drafters.base": ("Drafter", "Guesses"),
     "lookahead.errors": (

@@ -1,165 +1,34 @@
-"""Ways to switch it on: in place, in a block, around a function, or for one call.
+"""Ways to switch it on, and off again: in place, in a block, or around a function.
 
-A model is changed by attributes on that one object, and put back. The wrapper calls the library's
-own ``generate`` with our loop; whatever the loop cannot do runs through the original, untouched.
+A model is changed by attributes on that one object, and put back. What a call then does is told in
+:mod:`lookahead.calls`.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
-import threading
-import time
-import warnings
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar, overload
 
 import torch
 
 import ngram_pool
+from lookahead.calls import SESSION, AcceleratedGenerate, session_of
 from lookahead.config import Config
-from lookahead.errors import ConfigError, LookaheadWarning, UnsupportedError
-from lookahead.hf.arguments import by_name, library_loop, with_stop_strings
+from lookahead.errors import ConfigError
 from lookahead.hf.compat import check_version
 from lookahead.hf.fingerprint import identify
-from lookahead.hf.generate import Extras, decode, prepare
-from lookahead.hf.prepack import prepacked_weights
-from lookahead.hf.prepared import Prepared
 from lookahead.memory import Memory
-from lookahead.session import Applied, Session
+from lookahead.session import Applied
 from lookahead.stats import DecodeStats
 
-__all__ = [
-    "AcceleratedGenerate",
-    "Handle",
-    "accelerate",
-    "accelerated",
-    "forget",
-    "generate",
-    "last_stats",
-    "restore",
-]
+__all__ = ["Handle", "accelerate", "accelerated", "forget", "last_stats", "restore"]
 
-SESSION = "_lookahead_session"
 P = ParamSpec("P")
 R = TypeVar("R")
-
-#: Arguments with which a caller asks for another way of decoding.
-OTHER_WAYS = ("custom_generate", "assistant_model", "synced_gpus")
-
-
-class _RunPlain(Exception):  # noqa: N818 - carries a decision, not an error
-    """Carries a reason out of the library's ``generate``, past nothing that catches it."""
-
-
-class AcceleratedGenerate:
-    """Stands in for the ``generate`` of one model object.
-
-    Copies and pickles with its model. ``__wrapped__`` is the original.
-    """
-
-    def __init__(self, model: Any, config: Config) -> None:
-        self._model = model
-        self.config = config
-        # A function that somebody set on the object is kept and put back; else the class's is used.
-        current = vars(model).get("generate")
-        self.replaced: Callable[..., Any] | None = (
-            current.replaced if isinstance(current, AcceleratedGenerate) else current
-        )
-        functools.update_wrapper(self, type(model).generate)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self._model, self.config, self.replaced)
-
-    @property
-    def original(self) -> Callable[..., Any]:
-        """The library's ``generate``, or what stood in its place, bound to the model."""
-        if self.replaced is not None:
-            return self.replaced
-        bound: Callable[..., Any] = type(self._model).generate.__get__(self._model)
-        return bound
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate as the model's own ``generate`` does; same arguments, same result."""
-        if getattr(kwargs.get("custom_generate"), "is_lookahead", False):
-            return self.original(*args, **kwargs)  # another wrapper of ours stands around this one
-        session = _session(self._model)
-        if threading.get_ident() in session.plain_in:
-            return self.original(*args, **kwargs)  # part of a call that runs plain
-        try:
-            return self._accelerated(session, args, kwargs)
-        except _RunPlain as plain:
-            reason = str(plain)
-        _refuse_or_warn(session, reason, self.config.strict)
-        return _timed_plain(session, reason, self.original, args, kwargs)
-
-    def _accelerated(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        call = by_name(self._model, args, kwargs)
-        if call.get("custom_generate") is generate:
-            del call["custom_generate"]
-        for name in OTHER_WAYS:
-            if call.get(name) not in (None, False):
-                raise _RunPlain(f"{name} asks for another way of decoding")
-        if call.get("cache_implementation") == "paged":
-            raise _RunPlain("a paged cache asks for continuous batching")
-        self._resolve_stop_strings(call)
-        if _setting(self._model, call, "token_healing"):
-            raise _RunPlain("token_healing rewrites the prompt")
-        extras = Extras(streamer=call.pop("streamer", None))
-        call.pop("tokenizer", None)
-
-        def loop(
-            model: Any,
-            input_ids: Any,
-            logits_processor: Any,
-            stopping_criteria: Any,
-            generation_config: Any,
-            **model_kwargs: Any,
-        ) -> Any:
-            prepared = Prepared(
-                model,
-                input_ids,
-                logits_processor,
-                stopping_criteria,
-                generation_config,
-                model_kwargs,
-            )
-            return _decode(prepared, self.config, session, extras, _RunPlain)
-
-        loop.is_lookahead = True  # type: ignore[attr-defined]
-        try:
-            return self.original(**call, custom_generate=loop)
-        except ValueError as error:
-            # A generate with a loop of its own (MusicGen) refuses the argument before it begins.
-            if "['custom_generate']" not in str(error):
-                raise
-        raise _RunPlain(f"{type(self._model).__name__} has a generate of its own")
-
-    def _resolve_stop_strings(self, call: dict[str, Any]) -> None:
-        """Turn stop strings into a criterion here: the library would look for the tokenizer."""
-        strings = _setting(self._model, call, "stop_strings")
-        if strings is None:
-            return
-        tokenizer = call.get("tokenizer")
-        if tokenizer is None:
-            raise _RunPlain("stop_strings came without a tokenizer")
-        given = call.get("stopping_criteria")
-        call["stopping_criteria"] = with_stop_strings(given, strings, tokenizer)
-        call.pop("stop_strings", None)
-        if call.get("generation_config") is not None:
-            call["generation_config"] = copy.deepcopy(call["generation_config"])
-            call["generation_config"].stop_strings = None
-        if self._model.generation_config.stop_strings is not None:
-            call["stop_strings"] = None
-
-
-def _rebuild(model: Any, config: Config, replaced: Any) -> AcceleratedGenerate:
-    wrapper = AcceleratedGenerate(model, config)
-    wrapper.replaced = replaced
-    return wrapper
 
 
 class Handle:
@@ -180,7 +49,7 @@ class Handle:
 
     def __exit__(self, *_: object) -> None:
         """Put back what was before, whatever happened in the block."""
-        session = _session(self.model)
+        session = session_of(self.model)
         with session.lock:
             session.applied = [a for a in session.applied if a.wrapper is not self._wrapper]
             _put_back(self.model, session.applied)
@@ -222,7 +91,7 @@ def accelerate(model: Any, **settings: Any) -> Handle:
     model = _unwrapped(model)
     ngram_pool.warm_up()
     wrapper = AcceleratedGenerate(model, config)
-    session = _session(model)
+    session = session_of(model)
     handle = Handle(model, wrapper)
     with session.lock:
         current = vars(model).get("generate")
@@ -304,56 +173,6 @@ def _decorate(function: Callable[P, R], config: Config) -> Callable[P, R]:
     return wrapper
 
 
-def generate(
-    model: Any,
-    input_ids: Any,
-    logits_processor: Any = None,
-    stopping_criteria: Any = None,
-    generation_config: Any = None,
-    **model_kwargs: Any,
-) -> Any:
-    """Decode one call: ``model.generate(ids, custom_generate=lookahead.generate)``.
-
-    Called by the library with everything prepared. On this way the library drops ``streamer``,
-    ``tokenizer`` (so ``stop_strings`` raises) and ``assistant_model``; use :func:`accelerate`
-    where they are needed.
-
-    Returns
-    -------
-    Tensor or GenerateDecoderOnlyOutput
-        As ``generate`` without ``custom_generate``.
-
-    Raises
-    ------
-    ConfigError
-        If it is called directly.
-    """
-    if generation_config is None or logits_processor is None or stopping_criteria is None:
-        raise ConfigError(
-            "lookahead.generate is called by the library, with everything prepared: write "
-            "model.generate(ids, custom_generate=lookahead.generate)."
-        )
-    check_version()
-    ngram_pool.warm_up()
-    session = _session(model)
-    call = Prepared(
-        model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs
-    )
-    try:
-        return _decode(call, Config(), session, Extras(), _RunPlain)
-    except _RunPlain as plain:
-        reason = str(plain)
-    _refuse_or_warn(session, reason, strict=False)
-    loop = library_loop(call)
-    kwargs = {
-        "logits_processor": logits_processor,
-        "stopping_criteria": stopping_criteria,
-        "generation_config": generation_config,
-        **model_kwargs,
-    }
-    return _timed_plain(session, reason, loop, (input_ids,), kwargs)
-
-
 def last_stats(model: Any) -> DecodeStats | None:
     """Return the statistics of the last ``generate`` on this model, or None before the first."""
     _check_model(model)
@@ -385,96 +204,6 @@ def forget(model: Any, *, stored: bool = False) -> None:
         session.forget()
     if stored:
         Memory().clear(identify(model).fingerprint)
-
-
-def _decode(
-    call: Prepared, config: Config, session: Session, extras: Extras, refuse: type[Exception]
-) -> Any:
-    with _tensors_here():
-        try:
-            cache, shape = prepare(call, config, session, extras)
-        except UnsupportedError as error:
-            raise refuse(str(error)) from None
-        stats = DecodeStats()
-        session.last = stats
-        with prepacked_weights(call.model, config, session, stats):
-            return decode(call, cache, shape, config, session, stats, extras)
-
-
-def _tensors_here() -> AbstractContextManager[Any]:
-    """Make tensors of ours in main memory, whatever default device the caller has set."""
-    here = torch.device("cpu")
-    return nullcontext() if torch.get_default_device() == here else here
-
-
-def _timed_plain(
-    session: Session,
-    reason: str,
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    stats = DecodeStats(accelerated=False, plain_reason=reason)
-    session.last = stats
-    start = time.perf_counter()
-    # A loop of the caller's own may call generate for its own ends; the library's loops do it for
-    # drafts and the like.
-    thread = threading.get_ident() if kwargs.get("custom_generate") is None else None
-    if thread is not None:
-        session.plain_in.add(thread)
-    try:
-        result = function(*args, **kwargs)
-    finally:
-        session.plain_in.discard(-1 if thread is None else thread)
-    stats.seconds = time.perf_counter() - start
-    ids = result if isinstance(result, torch.Tensor) else getattr(result, "sequences", None)
-    if isinstance(ids, torch.Tensor) and ids.ndim == 2:
-        stats.rows = int(ids.shape[0])
-        prompt = _prompt_length(function, args, kwargs)
-        stats.prompt_tokens = stats.rows * prompt
-        stats.new_tokens = stats.rows * (int(ids.shape[1]) - prompt)
-        stats.passes = max(0, int(ids.shape[1]) - prompt - 1)
-    return result
-
-
-def _prompt_length(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Return how many tokens of a result were there before, for the statistics of a plain run."""
-    config = getattr(getattr(function, "__self__", None), "config", None)
-    if getattr(config, "is_encoder_decoder", False):
-        given, unknown = kwargs.get("decoder_input_ids"), 1  # the token that a decoder starts with
-    else:
-        given, unknown = args[0] if args else kwargs.get("inputs", kwargs.get("input_ids")), 0
-    if isinstance(given, torch.Tensor) and given.ndim == 2:
-        return int(given.shape[-1])
-    return unknown
-
-
-def _refuse_or_warn(session: Session, reason: str, strict: bool) -> None:
-    if strict:
-        raise UnsupportedError(
-            f"this call cannot be accelerated, because {reason}. Leave strict=True out to let it "
-            "run plain."
-        )
-    if reason not in session.warned:
-        session.warned.add(reason)
-        warnings.warn(f"generate runs plain, because {reason}.", LookaheadWarning, stacklevel=3)
-
-
-def _setting(model: Any, call: dict[str, Any], name: str) -> Any:
-    """Return a generation option as the library will resolve it."""
-    if name in call:
-        return call[name]
-    value = getattr(call.get("generation_config"), name, None)
-    return getattr(model.generation_config, name, None) if value is None else value
-
-
-def _session(model: Any) -> Session:
-    session = vars(model).get(SESSION)
-    if session is None:
-        session = Session()
-        setattr(model, SESSION, session)
-    found: Session = session
-    return found
 
 
 def _config(settings: dict[str, Any]) -> Config:

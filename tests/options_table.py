@@ -102,6 +102,7 @@ def names() -> dict[str, Any]:
         "config": shared().config,
         "small_model": fresh,
         "streamer": _Streamer,
+        "by_row": _ByRow,
         "other_loop": lambda model, input_ids, **_: input_ids,
     }
 
@@ -109,6 +110,16 @@ def names() -> dict[str, Any]:
 class _Streamer:
     def put(self, value: Any) -> None: ...
     def end(self) -> None: ...
+
+
+class _ByRow:
+    """A processor that says what it is for one row: itself."""
+
+    def __call__(self, ids: Any, scores: Any) -> Any:
+        return scores.roll(1, -1)
+
+    def lookahead_row(self, row: int, batch: int) -> Any:
+        return self
 
 
 INPUTS = [
@@ -156,6 +167,11 @@ ARGUMENTS = [
         "logits_processor=[lambda ids, scores: scores.roll(1, -1)]",
         batch=AT_ONCE,
         note="called once for each token, in order, on the text as it is",
+    ),
+    Option(
+        "logits_processor",
+        "logits_processor=[by_row()]",
+        note="it has a method [lookahead_row](plain.md)",
     ),
     Option("stopping_criteria", "stopping_criteria=[EosTokenCriteria(end)]"),
     Option(

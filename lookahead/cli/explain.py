@@ -140,8 +140,8 @@ def _run(model: Any, ids: Any, nodes: Any, num_new: int) -> Any:
 
 def _cost(model: Any, config: Any) -> dict[str, Any]:
     """Describe the cost curve as it is now."""
+    from lookahead.calls import SESSION
     from lookahead.hf.explain import curve_of
-    from lookahead.wrapping import SESSION
 
     curve = curve_of(model, vars(model)[SESSION], config)
     seconds, relative = curve.seconds(SHOWN_ROWS[-1]), curve.relative(SHOWN_ROWS[-1])

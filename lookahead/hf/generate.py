@@ -37,7 +37,7 @@ from lookahead.hf.parallel import in_step, ranks_of, reason_for_ranks, share
 from lookahead.hf.prepack import saved_by_prepacking
 from lookahead.hf.prepared import Prepared, keeps_cache
 from lookahead.hf.results import result_of
-from lookahead.hf.rules import of_row
+from lookahead.hf.rules import RowEnd, of_row
 from lookahead.hf.selftest import verdict_key
 from lookahead.hf.shape import Shape, reason_for_shape, shape_of
 from lookahead.hf.support import (
@@ -85,7 +85,7 @@ def prepare(
     masks.install()
     grouped.install()
     slots = SlotCache(self_attention_part(cache), call.batch, call.slot_limit(config))
-    fields = wanted_outputs(call.generation_config)
+    fields = wanted_outputs(call.model, call.generation_config)
     shape = shape_of(call.model, session)
     reason = reason_for_shape(call, shape, slots, fields)
     if reason is None and fields and shape.name == "tree":
@@ -233,18 +233,13 @@ def _sequence(
         scores=scores,
         logits=logits,
     )
-    criteria = call.stopping_criteria
-
-    def should_stop(ids: Tensor, so_far: tuple[Tensor, ...] | None) -> bool:
-        return bool(criteria(ids, so_far).all())
-
     return Sequence(
         slot=slot,
         context=context,
         seen=TokenBuffer(call.input_ids[slot : slot + 1]),
         drafter=drafter,
         chooser=chooser,
-        should_stop=should_stop,
+        should_stop=RowEnd(call.stopping_criteria, slot, call.batch),
         max_length=call.max_length,
         max_positions=call.max_positions,
         emit=emit,
@@ -299,7 +294,7 @@ def _outputs_verdict(model: Any, session: Session, fields: tuple[str, ...]) -> s
 
 
 def _outputs(call: Prepared, cache: SlotCache) -> StepOutputs | None:
-    fields = wanted_outputs(call.generation_config)
+    fields = wanted_outputs(call.model, call.generation_config)
     if not fields:
         return None
     return StepOutputs(fields, cache, call.batch, layer_types(call.model))

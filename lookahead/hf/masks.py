@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,9 @@ __all__ = ["SUPPORTED", "Visibility", "install", "tree_attention", "visibility_o
 #: Attention implementations whose masks go through the registry as tensors.
 SUPPORTED = ("eager", "sdpa")
 
+#: What the library's rule for chunks calls the padding, [batch], behind which it starts to count.
+LEFT_PADDING = "left_padding"
+
 _lock = threading.Lock()
 _active: ContextVar[Visibility | None] = ContextVar("lookahead_visibility", default=None)
 
@@ -48,11 +52,14 @@ class Visibility:
         The slot that each row would have in plain decoding.
     key_slots : Tensor, int64, [batch, slots]
         The same for each slot of the cache, the new rows included.
+    left_padding : Tensor, int64, [batch], or None
+        Slots before the first live one; None where nothing is padded.
     """
 
     may_see: Tensor
     row_slots: Tensor
     key_slots: Tensor
+    left_padding: Tensor | None = None
 
 
 def install() -> None:
@@ -121,12 +128,14 @@ def visibility_of(
     if window is not None:
         may_see &= row_slots[:, :, None] - key_slots[:, None, :] < window
     visible = torch.from_numpy(may_see).to(device)
+    padding = None
     if live is not None:
+        live = live.to(device)
         known = min(live.shape[1], past)
-        visible[:, :, :known] &= live[:, None, :known].to(device)
-    return Visibility(
-        visible, torch.from_numpy(row_slots).to(device), torch.from_numpy(key_slots).to(device)
-    )
+        visible[:, :, :known] &= live[:, None, :known]
+        padding = (live.cumsum(dim=-1) == 0).sum(dim=-1)
+    rows, keys = (torch.from_numpy(numbers).to(device) for numbers in (row_slots, key_slots))
+    return Visibility(visible, rows, keys, padding)
 
 
 def _hook(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -138,6 +147,8 @@ def _hook(original: Callable[..., Any]) -> Callable[..., Any]:
             raise UnsupportedError(
                 "this model makes its attention masks in a way that a tree cannot enter"
             )
+        if visibility.left_padding is not None:
+            _count_behind(rule, visibility.left_padding)
         kwargs["mask_function"] = _tree_rule(rule, visibility)
         kwargs["attention_mask"] = None  # validity is part of the visibility
         kwargs["allow_is_causal_skip"] = False
@@ -145,6 +156,22 @@ def _hook(original: Callable[..., Any]) -> Callable[..., Any]:
 
     make_mask.lookahead_original = original  # type: ignore[attr-defined]
     return make_mask
+
+
+def _count_behind(rule: Callable[..., Any], padding: Tensor) -> None:
+    """Let a rule that has chunks count them from behind the padding.
+
+    The library reads the padding off the mask of the call, which a pass over trees does not hand
+    on, and makes the rule anew for each pass.
+    """
+    if not isinstance(rule, FunctionType):
+        return
+    for name, cell in zip(rule.__code__.co_freevars, rule.__closure__ or (), strict=True):
+        held = cell.cell_contents
+        if name == LEFT_PADDING and isinstance(held, Tensor):
+            held.copy_(padding)
+        for part in held if isinstance(held, tuple) else (held,):
+            _count_behind(part, padding)
 
 
 def _tree_rule(rule: Callable[..., Any], visibility: Visibility) -> Callable[..., Tensor]:

@@ -15,22 +15,34 @@ from torch import Tensor
 from lookahead.hf.cache import SlotCache
 from lookahead.hf.kinds import LayerForm
 
-__all__ = ["OUTPUTS", "StepOutputs", "layer_types", "wanted_outputs"]
+__all__ = ["StepOutputs", "fields_of", "layer_types", "wanted_outputs"]
 
 #: Fields of a model's output, by the setting of ``generate`` that asks for them.
-OUTPUTS = {"output_attentions": "attentions", "output_hidden_states": "hidden_states"}
+OUTPUTS: dict[str, tuple[str, ...]] = {
+    "output_attentions": ("attentions",),
+    "output_hidden_states": ("hidden_states",),
+}
+#: The same where there is an encoder.
+OF_DECODER: dict[str, tuple[str, ...]] = {
+    "output_attentions": ("decoder_attentions", "cross_attentions"),
+    "output_hidden_states": ("decoder_hidden_states",),
+}
 
 #: The tensors of one pass, one a layer; what a model leaves out is None.
 Layers = tuple[Tensor | None, ...] | None
 
 
-def wanted_outputs(generation_config: Any) -> tuple[str, ...]:
+def fields_of(model: Any) -> dict[str, tuple[str, ...]]:
+    """Return the fields that a model's passes can give, by the setting that asks for them."""
+    return OF_DECODER if model.config.is_encoder_decoder else OUTPUTS
+
+
+def wanted_outputs(model: Any, generation_config: Any) -> tuple[str, ...]:
     """Return the fields that a call is to return for every token."""
     if not generation_config.return_dict_in_generate:
         return ()
-    return tuple(
-        field for setting, field in OUTPUTS.items() if getattr(generation_config, setting, None)
-    )
+    asked = [s for s in fields_of(model) if getattr(generation_config, s, None)]
+    return tuple(field for setting in asked for field in fields_of(model)[setting])
 
 
 def layer_types(model: Any) -> tuple[str, ...]:
@@ -45,7 +57,7 @@ class StepOutputs:
     Parameters
     ----------
     fields : sequence of str
-        Of "hidden_states" and "attentions".
+        Of those of :func:`fields_of`.
     cache : SlotCache
         Knows which slots a layer shows to a pass.
     batch : int
@@ -73,7 +85,7 @@ class StepOutputs:
         end = self._cache.lengths[0]
         for field in self._fields:
             layers = outputs.get(field)
-            if field == "attentions" and layers is not None:
+            if _is_of_text(field) and layers is not None:
                 layers = _each(layers, lambda i, a: _cut_columns(a, self._form(i), end))
             self._prompt[field] = layers
 
@@ -84,10 +96,11 @@ class StepOutputs:
 
     def keep(self, slot: int, path: Sequence[int]) -> None:
         """Cut out these rows of the last pass for one sequence; before the cache keeps them."""
-        cuts = {"hidden_states": self._hidden_row, "attentions": self._attention_row}
         for field, layers in self._pass.items():
+            cut = _hidden_row if field.endswith("hidden_states") else _cross_row
+            cut = self._attention_row if _is_of_text(field) else cut
             for place in range(len(path)):
-                row = None if layers is None else cuts[field](layers, slot, path[: place + 1])
+                row = None if layers is None else cut(layers, slot, path[: place + 1])
                 self._steps[slot][field].append(row)
 
     def joined(self) -> dict[str, tuple[Layers, ...]]:
@@ -95,17 +108,10 @@ class StepOutputs:
         found = {}
         for field in self._fields:
             rows = [steps[field] for steps in self._steps]
-            behind = 4 if field == "attentions" else 3  # dimensions from that of the batch on
+            behind = 3 if field.endswith("hidden_states") else 4  # dimensions from the batch on
             steps = [_stack(at_once, behind) for at_once in zip(*rows, strict=True)]
             found[field] = (self._prompt[field], *steps)
         return found
-
-    def _hidden_row(
-        self, layers: Sequence[Tensor | None], slot: int, path: Sequence[int]
-    ) -> Layers:
-        row = path[-1]
-        # Some models put streams before the batch, [streams, batch, rows, width].
-        return _each(layers, lambda _, h: h[..., slot : slot + 1, row : row + 1, :].clone())
 
     def _attention_row(
         self, layers: Sequence[Tensor | None], slot: int, path: Sequence[int]
@@ -132,6 +138,22 @@ class StepOutputs:
             index = max(i for i in own if i < index and self._layer_types[i] == kind)
         form: LayerForm = self._cache.layers[index].form
         return form
+
+
+def _is_of_text(field: str) -> bool:
+    """Say whether a field has a column for every slot of the text; what was encoded has its own."""
+    return field in ("attentions", "decoder_attentions")
+
+
+def _hidden_row(layers: Sequence[Tensor | None], slot: int, path: Sequence[int]) -> Layers:
+    row = path[-1]
+    # Some models put streams before the batch, [streams, batch, rows, width].
+    return _each(layers, lambda _, h: h[..., slot : slot + 1, row : row + 1, :].clone())
+
+
+def _cross_row(layers: Sequence[Tensor | None], slot: int, path: Sequence[int]) -> Layers:
+    row = path[-1]
+    return _each(layers, lambda _, a: a[slot : slot + 1, :, row : row + 1].clone())
 
 
 def _each(layers: Sequence[Tensor | None], change: Callable[[int, Tensor], Tensor]) -> Layers:

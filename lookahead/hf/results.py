@@ -15,6 +15,7 @@ from lookahead.hf.cache import SlotCache
 from lookahead.hf.encoder_decoder import whole_cache
 from lookahead.hf.outputs import StepOutputs
 from lookahead.hf.prepared import Prepared, ends_in_time, keeps_cache
+from lookahead.hf.rules import RowEnd
 from lookahead.sequence import Sequence
 from lookahead.stats import DecodeStats
 
@@ -48,18 +49,19 @@ def result_of(
 
     Returns
     -------
-    Tensor, int64, [batch, tokens], or GenerateDecoderOnlyOutput
+    Tensor, int64, [batch, tokens], or GenerateDecoderOnlyOutput or GenerateEncoderDecoderOutput
     """
     returned = whole_cache(cache.give_back(), given) if keeps_cache(call, given) else None
     rows = [s.seen.ids for s in sequences]
     if len(rows) > 1 and ends_in_time(call):
-        rows = _until_the_same_step(rows, call.generation_config._eos_token_tensor)
+        rows = _until_the_same_step(rows, [_ran_out_of_time(s) for s in sequences])
     ids = _join(rows, call.generation_config._pad_token_tensor)
     if not call.generation_config.return_dict_in_generate:
         return ids
     two = call.model.config.is_encoder_decoder
     result = (GenerateEncoderDecoderOutput if two else GenerateDecoderOnlyOutput)(
         sequences=ids,
+        **(_of_encoder(call) if two else {}),
         scores=_stack([s.scores for s in sequences]),
         logits=_stack([s.logits for s in sequences]),
         **({} if outputs is None else outputs.joined()),
@@ -67,6 +69,17 @@ def result_of(
     )
     result.lookahead_stats = stats
     return result
+
+
+def _of_encoder(call: Prepared) -> dict[str, Any]:
+    """Return what the encoder said besides, as the library had it before decoding began."""
+    settings, said = call.generation_config, call.model_kwargs["encoder_outputs"]
+    return {
+        "encoder_attentions": said.get("attentions") if settings.output_attentions else None,
+        "encoder_hidden_states": (
+            said.get("hidden_states") if settings.output_hidden_states else None
+        ),
+    }
 
 
 def _stack(rows: list[list[Tensor] | None]) -> tuple[Tensor, ...] | None:
@@ -79,13 +92,16 @@ def _stack(rows: list[list[Tensor] | None]) -> tuple[Tensor, ...] | None:
     return tuple(torch.cat(step) for step in zip(*lists, strict=True))
 
 
-def _until_the_same_step(rows: list[Tensor], ends: Tensor | None) -> list[Tensor]:
-    """Cut rows of a batch where the first one ended that no end token had ended.
+def _ran_out_of_time(sequence: Sequence) -> bool:
+    return isinstance(sequence.should_stop, RowEnd) and sequence.should_stop.in_time
+
+
+def _until_the_same_step(rows: list[Tensor], timed: list[bool]) -> list[Tensor]:
+    """Cut rows of a batch where the first one ended that nothing but time had ended.
 
     A limit of time ends all rows of plain decoding in the same step.
     """
-    last = set() if ends is None else set(ends.flatten().tolist())
-    lengths = [row.shape[1] for row in rows if int(row[0, -1]) not in last]
+    lengths = [row.shape[1] for row, ended in zip(rows, timed, strict=True) if ended]
     return [row[:, : min(lengths)] for row in rows] if lengths else rows
 
 

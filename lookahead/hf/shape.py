@@ -148,8 +148,6 @@ def reason_for_shape(
     """
     if shape.name == "plain":
         return shape.reason
-    if fields and call.model.config.is_encoder_decoder:
-        return f"{' and '.join(fields)} of an encoder-decoder model are not supported yet"
     if shape.name == "tree":
         return None
     if call.batch > 1:

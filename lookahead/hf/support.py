@@ -33,6 +33,11 @@ __all__ = [
 COMPILED = ("flex_attention",)
 
 
+#: Types that make room in the mask of padding for the tokens of an image, whether there is one or
+#: not, from the second token on: what a row sees of its padding then is what nobody asked for.
+SHIFTED_PADDING = ("git",)
+
+
 def reason_for_model(model: Any) -> str | None:
     """Say why a model runs plain whatever it is asked, or None."""
     if model.training:
@@ -71,7 +76,10 @@ def reason_for_call(call: Prepared, cache: Any) -> str | None:
     mode = generation_config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         return f"{mode.value.replace('_', ' ')} is not greedy search or sampling"
-    if model_kwargs.get("attention_mask") is not None and _padding_shows(generation_config, cache):
+    padded = model_kwargs.get("attention_mask") is not None
+    if padded and call.model.config.model_type in SHIFTED_PADDING:
+        return f"{type(call.model).__name__} does not keep the padding of a prompt in its place"
+    if padded and _padding_shows(call, cache):
         return "what is computed for padding depends on the size of the cache"
     if cache is None or model_kwargs.get("use_cache") is False:
         return "there is no cache to decode with; use_cache=False leaves it out"
@@ -86,7 +94,7 @@ def reason_for_call(call: Prepared, cache: Any) -> str | None:
         device = call.positions.device
         if generation_config.do_sample and not Draws.are_known(device):
             return f"the order of a batch's draws on {device.type} is not known"
-        return reason_for_rules([*call.logits_processor, *call.stopping_criteria])
+        return reason_for_rules(call.logits_processor, call.stopping_criteria)
     return None
 
 
@@ -122,7 +130,8 @@ def reason_for_time(call: Prepared, cache: Any, streams: bool) -> str | None:
     return None
 
 
-def _padding_shows(generation_config: Any, cache: Any) -> bool:
+def _padding_shows(call: Prepared, cache: Any) -> bool:
     """Say whether rows are returned that see nothing, and so see all slots of the cache alike."""
-    in_parts = generation_config.prefill_chunk_size is not None
-    return (in_parts or isinstance(cache, StaticCache)) and bool(wanted_outputs(generation_config))
+    in_parts = call.generation_config.prefill_chunk_size is not None
+    wanted = wanted_outputs(call.model, call.generation_config)
+    return (in_parts or isinstance(cache, StaticCache)) and bool(wanted)

@@ -289,7 +289,7 @@ REASONS = {
     "hf/kinds.py": ("UnsupportedError",),
     "hf/outputs_check.py": (),
     "hf/masks.py": ("UnsupportedError",),
-    "wrapping.py": ("_RunPlain",),
+    "calls.py": ("_RunPlain",),
 }
 
 

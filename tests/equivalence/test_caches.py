@@ -304,6 +304,25 @@ def test_a_quantised_cache_runs_plain_since_it_makes_steps_of_rounding(way, samp
         run()
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("backend", "package", "axis"), [("quanto", "optimum.quanto", 0), ("hqq", "hqq", 1)]
+)
+def test_a_cache_quantised_by_others_runs_plain(backend, package, axis):
+    """They quantise all rows anew when so many have come since the last time."""
+    pytest.importorskip(package)
+    settings = {"backend": backend, "nbits": 4, "q_group_size": 16, "residual_length": 8}
+    settings |= {"axis_key": axis, "axis_value": axis}
+    options = {"cache_implementation": "quantized", "cache_config": settings}
+    model = fresh()
+    plain = model.generate(IDS, max_new_tokens=20, do_sample=False, **options)
+    with lookahead.accelerate(model):
+        fast = model.generate(IDS, max_new_tokens=20, do_sample=False, **options)
+        stats = lookahead.last_stats(model)
+    assert fast.tolist() == plain.tolist()
+    assert "a quantised cache turns rounding" in stats.plain_reason
+
+
 @pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
 def test_an_offloaded_cache_runs_plain(kind):
     model = fresh()

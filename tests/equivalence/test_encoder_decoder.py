@@ -10,10 +10,13 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache
 
 import lookahead
+from lookahead.hf.masks import install
+from lookahead.hf.outputs import StepOutputs
+from lookahead.hf.outputs_check import find_outputs_fault
 from lookahead.hf.split import LayerSplit
 from tests.drafters import DRAFTERS
 from tests.helpers import Recorder, check, first_seen, prompt
-from tests.oracles import assert_same_cache
+from tests.oracles import assert_same_cache, assert_same_outputs
 from tests.slot_families import TWO_PART_FAMILIES, cases_of, make_two_parts, make_whisper
 from tests.zoo.others import build_other, inputs
 
@@ -99,6 +102,85 @@ def test_the_result_object_is_that_of_plain_generation(family):
     for part in ("self_attention_cache", "cross_attention_cache"):
         assert_same_cache(getattr(runs.fast.cache, part), getattr(runs.plain.cache, part), 1e-4)
     assert runs.fast.cache.is_updated == runs.plain.cache.is_updated
+
+
+OUTPUTS = {
+    "return_dict_in_generate": True,
+    "output_hidden_states": True,
+    "output_attentions": True,
+    "output_scores": True,
+    "output_logits": True,
+}
+OF_DECODER = ("decoder_hidden_states", "decoder_attentions", "cross_attentions")
+
+
+def _assert_same_outputs(runs: Any) -> None:
+    assert list(runs.fast.keys()) == list(runs.plain.keys())
+    assert_same_outputs(runs.fast, runs.plain, OF_DECODER)
+    for name in ("scores", "logits"):
+        found, right = ({name: [(row,) for row in out[name]]} for out in (runs.fast, runs.plain))
+        assert_same_outputs(found, right, [name])
+    for name in ("encoder_hidden_states", "encoder_attentions"):
+        torch.testing.assert_close(runs.fast[name], runs.plain[name])
+
+
+@pytest.mark.parametrize("drafter", ["half", "random"])
+@pytest.mark.parametrize(("family", "attention"), CASES)
+def test_hidden_states_and_attentions_are_those_of_single_tokens(family, attention, drafter):
+    model, ids = model_of(family, attention=attention), prompt(12)
+    runs = check(model, ids, settings=_settings(model, ids, drafter), **GREEDY, **OUTPUTS)
+    _assert_same_outputs(runs)
+    assert all(h.shape[1] == 1 for step in runs.fast.decoder_hidden_states for h in step)
+    if attention == "eager":
+        assert all(a.shape[-2] == 1 for step in runs.fast.cross_attentions for a in step)
+
+
+@pytest.mark.parametrize("family", ["t5", "bart", "marian"])
+def test_a_batch_returns_what_plain_returns_for_rows_that_have_ended_too(family):
+    model = model_of(family)
+    ids = torch.cat([prompt(12, seed=seed) for seed in (1, 2, 3)])
+    mask = torch.ones_like(ids)
+    ids[1, 7:], mask[1, 7:] = 0, 0
+    own = torch.tensor([[0, 1, 9, 8], [1, 4, 5, 4], [0, 0, 1, 4]])
+    live = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1], [0, 0, 1, 1]])
+    given = {"attention_mask": mask, "decoder_input_ids": own, "decoder_attention_mask": live}
+    new = model.generate(ids, **given, **GREEDY)
+    end = [int(new[0, 7]), int(new[1, 12])]
+    settings = _settings(model, ids, "half", **given)
+    runs = check(model, ids, settings=settings, eos_token_id=end, **given, **GREEDY, **OUTPUTS)
+    _assert_same_outputs(runs)
+
+
+@pytest.mark.parametrize("wanted", ["output_hidden_states", "output_attentions"])
+def test_one_of_the_two_kinds_only(wanted):
+    model, ids = model_of("bart"), prompt(12)
+    runs = check(model, ids, return_dict_in_generate=True, **{wanted: True}, **GREEDY)
+    assert list(runs.fast.keys()) == list(runs.plain.keys())
+    given = [name for name in OF_DECODER if name in runs.plain]
+    assert len(given) == (1 if wanted == "output_hidden_states" else 2)
+    assert_same_outputs(runs.fast, runs.plain, given)
+
+
+@pytest.mark.parametrize("field", OF_DECODER)
+def test_the_check_finds_rows_of_others_in_each_field(field, monkeypatch):
+    install()
+    model, right = model_of("bart"), StepOutputs.joined
+    assert find_outputs_fault(model, OF_DECODER) is None
+
+    def wrong(self):
+        found = right(self)
+        prompt, first, last = found[field]
+        return found | {field: (prompt, first, tuple(layer.flip(-1) for layer in last))}
+
+    monkeypatch.setattr(StepOutputs, "joined", wrong)
+    fault = find_outputs_fault(model, OF_DECODER)
+    assert fault == f"{field} of a tree pass differ from those of single-token passes"
+
+
+def test_whisper_returns_them_too():
+    model = whisper_of()
+    runs = check(model, SOUND, settings=_settings(model, SOUND, "half"), **GREEDY, **OUTPUTS)
+    assert_same_outputs(runs.fast, runs.plain, OF_DECODER)
 
 
 @pytest.mark.parametrize("family", ["t5", "bart"])

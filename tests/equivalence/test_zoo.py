@@ -8,6 +8,7 @@ import pytest
 
 import lookahead
 from lookahead.hf import masks
+from tests.zoo.batches import look_at_batch
 from tests.zoo.expected import EXPECTED
 from tests.zoo.sweep import FEWEST_IDS, WRONG, look, make
 
@@ -28,6 +29,24 @@ def test_a_family_gives_plain_ids_and_runs_as_expected(name):
     assert verdict.word == EXPECTED[name], verdict
     if verdict.word != "plain":
         assert verdict.num_ids >= FEWEST_IDS
+
+
+@pytest.mark.filterwarnings("ignore::lookahead.LookaheadWarning")
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("llama4_text", "tree"),  # counts its chunks from behind the padding
+        ("gemma3_text", "tree"),
+        ("bloom", "tree"),
+        ("gpt_neo", "tree"),
+        ("bamba", "plain"),
+        ("git", "plain"),  # moves the padding when it decodes
+    ],
+)
+def test_a_padded_batch_gives_plain_ids_and_runs_as_expected(name, word):
+    verdict = look_at_batch(name)
+    assert verdict.word == word, verdict
+    assert word == "plain" or verdict.num_ids >= FEWEST_IDS
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt2", "deepseek_v3", "gemma3_text"])

@@ -25,7 +25,7 @@ def _expected(family="llama"):
 
 
 def _accelerated(model):
-    return isinstance(vars(model).get("generate"), lookahead.wrapping.AcceleratedGenerate)
+    return isinstance(vars(model).get("generate"), lookahead.calls.AcceleratedGenerate)
 
 
 def test_in_place_it_lasts_until_it_is_restored(llama):

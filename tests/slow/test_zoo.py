@@ -6,6 +6,7 @@ import functools
 
 import pytest
 
+from tests.zoo.batches import look_at_batch
 from tests.zoo.build import NAMES, TYPES
 from tests.zoo.others import OTHERS
 from tests.zoo.sweep import EXACT, WRONG, in_child
@@ -24,6 +25,12 @@ def _verdict(name):
 @pytest.mark.parametrize("name", [*NAMES, *OTHERS])
 def test_no_type_is_wrong(name):
     assert _verdict(name).kind != WRONG, _verdict(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_type_is_wrong_in_a_ragged_batch(name):
+    verdict = in_child(name, look_at_batch)
+    assert verdict.kind != WRONG, verdict
 
 
 def test_enough_types_are_accelerated_and_exact():

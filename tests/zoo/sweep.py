@@ -10,7 +10,7 @@ import multiprocessing
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -118,11 +118,11 @@ def look(model: Any, inputs: dict[str, Any], ways: Iterable[str] = WAYS, new: in
             if call not in texts:
                 texts[call] = _generate(model, calls[call])
         except Exception as error:
-            return Verdict(FAILS, _name(error))
+            return Verdict(FAILS, name_of(error))
         try:
             found, stats = _accelerated(model, calls[call], drafters(texts[call])[drafter])
         except Exception as error:
-            return Verdict(WRONG, f"{way}: {_name(error)}")
+            return Verdict(WRONG, f"{way}: {name_of(error)}")
         if found != texts[call]:
             if _generate(model, calls[call]) != texts[call]:
                 return Verdict(FAILS, "two runs of it differ")
@@ -182,7 +182,7 @@ def look_at(name: str) -> Verdict:
         except Exception as error:
             if first is not None:  # a part that sees or hears has no such attention
                 break
-            return Verdict(NOT_BUILT, _name(error))
+            return Verdict(NOT_BUILT, name_of(error))
         verdict = look(model, given, WAYS if first is None else FEW_WAYS)
         if verdict.kind == WRONG:
             return replace(verdict, detail=f"{attention}: {verdict.detail}")
@@ -195,11 +195,13 @@ def _class(name: str) -> Any:
     return other_class(name) if name in OTHERS else model_class(name.partition(":")[0])
 
 
-def in_child(name: str, timeout: float = TIMEOUT) -> Verdict:
-    """Do :func:`look_at` in a process of its own."""
+def in_child(
+    name: str, look_at: Callable[[str], Verdict] = look_at, timeout: float = TIMEOUT
+) -> Verdict:
+    """Look at a type in a process of its own."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_send, args=(sender, name))
+    child = context.Process(target=_send, args=(sender, name, look_at))
     child.start()
     sender.close()
     try:
@@ -214,27 +216,30 @@ def in_child(name: str, timeout: float = TIMEOUT) -> Verdict:
         child.join()
 
 
-def _send(sender: Any, name: str) -> None:
+def _send(sender: Any, name: str, look_at: Callable[[str], Verdict]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             sender.send(look_at(name))
         except Exception as error:
-            sender.send(Verdict(NOT_BUILT, _name(error)))
+            sender.send(Verdict(NOT_BUILT, name_of(error)))
 
 
-def _name(error: Exception) -> str:
+def name_of(error: Exception) -> str:
+    """Return an error in one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:140]}"
 
 
-def sweep(names: Iterable[str]) -> Iterator[tuple[str, Verdict]]:
+def sweep(
+    names: Iterable[str], look_at: Callable[[str], Verdict] = look_at
+) -> Iterator[tuple[str, Verdict]]:
     """Yield each name with its verdict."""
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     ngram_pool.warm_up(block=True)
     for name in names:
-        yield name, in_child(name)
+        yield name, in_child(name, look_at)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,13 @@ from lookahead.hf.layers import ROUNDING_16, ROUNDING_32
 from lookahead.session import Session
 from lookahead.stats import DecodeStats
 
-__all__ = ["Prepacked", "is_prepacked", "prepacked_weights", "saved_by_prepacking"]
+__all__ = [
+    "Prepacked",
+    "is_prepacked",
+    "ordinary_weights",
+    "prepacked_weights",
+    "saved_by_prepacking",
+]
 
 #: Where nothing is said, matrices with fewer numbers are left alone, and models with fewer bytes:
 #: they lie in the processor's cache, whatever their order.
@@ -231,6 +237,20 @@ class Prepacked:
 def is_prepacked() -> bool:
     """Say whether passes in this context use prepacked weights."""
     return _active.get() is not None
+
+
+@contextmanager
+def ordinary_weights() -> Iterator[None]:
+    """Compute with the weights of the model, in a part of a block with copies.
+
+    For prompts: of products of many rows the order of the weights takes a few percent, and in
+    float32 oneDNN keeps half a megabyte for every shape, one for each length of a prompt.
+    """
+    token = _active.set(None)
+    try:
+        yield
+    finally:
+        _active.reset(token)
 
 
 def saved_by_prepacking() -> float:

@@ -20,6 +20,7 @@ from lookahead.hf.observe import last_hidden_state, output_input
 from lookahead.hf.outputs import StepOutputs
 from lookahead.hf.pass_rows import pass_rows, rows_read
 from lookahead.hf.places import PlaceReaders
+from lookahead.hf.prepack import ordinary_weights
 from lookahead.hf.prompts import (
     prompt_mask,
     prompt_mask_name,
@@ -116,7 +117,7 @@ class HFTarget:
         positions = prompt_positions(
             self._model, self._input_ids, self._generation_config, self._kwargs
         )
-        with last_hidden_state(self._model) as seen, self._watching() as left:
+        with ordinary_weights(), last_hidden_state(self._model) as seen, self._watching() as left:
             outputs = self._model._prefill(
                 self._input_ids, self._generation_config, self._kwargs, is_first_iteration=True
             )

@@ -191,6 +191,22 @@ def test_a_call_that_is_broken_off_leaves_the_layers_as_they_were(error):
     assert not is_prepacked()
 
 
+def test_the_prompt_is_read_with_the_ordinary_weights(monkeypatch):
+    model, rows = fresh(), []
+    real = prepack._product
+
+    def counted(input, *rest):
+        rows.append(input.numel() // input.shape[-1])
+        return real(input, *rest)
+
+    monkeypatch.setattr(prepack, "_product", counted)
+    with lookahead.accelerate(model, prepack=True, nodes=2, sources=("recycled",)):
+        model.generate(prompt(90), **GREEDY)
+    # Passes over trees, and parts of the prompt that are read out.
+    assert set(rows) <= {1, 2, 3, 16, 32, *range(90 % 32 + 1)}
+    assert 3 in rows
+
+
 def test_another_thread_computes_with_the_ordinary_weights_meanwhile():
     model, seen = fresh("llama", hidden_size=96, intermediate_size=200), []
     rows = torch.randn(5, 96)

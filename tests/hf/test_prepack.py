@@ -195,9 +195,9 @@ def test_the_prompt_is_read_with_the_ordinary_weights(monkeypatch):
     model, rows = fresh(), []
     real = prepack._product
 
-    def counted(input, *rest):
-        rows.append(input.numel() // input.shape[-1])
-        return real(input, *rest)
+    def counted(some, *rest):
+        rows.append(some.numel() // some.shape[-1])
+        return real(some, *rest)
 
     monkeypatch.setattr(prepack, "_product", counted)
     with lookahead.accelerate(model, prepack=True, nodes=2, sources=("recycled",)):

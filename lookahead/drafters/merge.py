@@ -44,7 +44,7 @@ R = TypeVar("R")
 MIN_PROBABILITY = 0.001
 
 #: Nodes that a node drafter is asked about in each of its rounds.
-ROUNDS = (1, 3, 4)
+ROUNDS = (1, 5)
 #: The same for trees of more nodes than this.
 FEW_NODES, MORE_ROUNDS = 24, (1, 4, 6, 6)
 #: Parts of the prompt (of 32 positions) that are read out at once, and with each step that paid.

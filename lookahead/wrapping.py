@@ -23,7 +23,7 @@ import ngram_pool
 from lookahead.config import Config
 from lookahead.errors import ConfigError, LookaheadWarning, UnsupportedError
 from lookahead.hf.arguments import by_name, library_loop, with_stop_strings
-from lookahead.hf.compat import check_version
+from lookahead.hf.compat import check_version, mark_given_cache, with_cache
 from lookahead.hf.fingerprint import identify
 from lookahead.hf.generate import Extras, decode, prepare
 from lookahead.hf.prepared import Prepared
@@ -107,6 +107,7 @@ class AcceleratedGenerate:
         self._resolve_stop_strings(call)
         if _setting(self._model, call, "token_healing"):
             raise _RunPlain("token_healing rewrites the prompt")
+        mark_given_cache(self._model, call)
         extras = Extras(streamer=call.pop("streamer", None))
         call.pop("tokenizer", None)
 
@@ -124,7 +125,7 @@ class AcceleratedGenerate:
                 logits_processor,
                 stopping_criteria,
                 generation_config,
-                model_kwargs,
+                with_cache(model, generation_config, model_kwargs),
             )
             return _decode(prepared, self.config, session, extras, _RunPlain)
 
@@ -335,8 +336,14 @@ def generate(
     check_version()
     ngram_pool.warm_up()
     session = _session(model)
+    mark_given_cache(model, model_kwargs)  # whose it is cannot be told here
     call = Prepared(
-        model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs
+        model,
+        input_ids,
+        logits_processor,
+        stopping_criteria,
+        generation_config,
+        with_cache(model, generation_config, model_kwargs),
     )
     try:
         return _decode(call, Config(), session, Extras(), _RunPlain)

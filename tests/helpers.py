@@ -12,10 +12,14 @@ import torch
 import transformers
 
 import lookahead
+from lookahead.hf.compat import cache_argument
 
 VOCAB = 128
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gpt2")
 WINDOW = 8
+
+#: The name under which models of this release take and return their cache.
+CACHE = cache_argument(None)
 
 _SMALL = {
     "vocab_size": VOCAB,
@@ -263,6 +267,11 @@ def check(model: Any, ids: Any, **kwargs: Any) -> Runs:
 def _sequences(result: Any) -> torch.Tensor:
     sequences: torch.Tensor = result if isinstance(result, torch.Tensor) else result.sequences
     return sequences
+
+
+def cache_of(result: Any) -> Any:
+    """Return the cache that a result holds."""
+    return getattr(result, CACHE)
 
 
 def quietly(function: Callable[[], Any]) -> Any:

@@ -14,13 +14,11 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import (
     Cache,
-    DummyLayer,
-    DynamicIndexedLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
-    LinearAttentionLayer,
 )
 
+from lookahead.hf.compat import DummyLayer, DynamicIndexedLayer, LinearAttentionLayer
 from lookahead.hf.kinds import (
     form_of,
     held_rows,

@@ -8,10 +8,17 @@ from typing import Any
 import torch
 import transformers
 from packaging.version import Version
+from torch import Tensor
+from transformers import GenerationMixin, cache_utils, masking_utils
 
 from lookahead.errors import VersionError
 
 __all__ = [
+    "DummyLayer",
+    "DynamicIndexedLayer",
+    "LinearAttentionAndFullAttentionLayer",
+    "LinearAttentionAndSlidingWindowAttentionLayer",
+    "LinearAttentionLayer",
     "OLDEST",
     "TOO_NEW",
     "cache_argument",
@@ -19,11 +26,44 @@ __all__ = [
     "count_or_length",
     "device_of",
     "is_compiled",
+    "mark_given_cache",
     "vocab_size",
 ]
 
 #: Oldest release that the exactness matrix passes on, and the first one that was not tried.
-OLDEST, TOO_NEW = "5.24.0", "5.25"
+OLDEST, TOO_NEW = "4.57.6", "5.25"
+
+RELEASE = Version(transformers.__version__)
+
+#: Whether slots are counted outside of the cache, and handed to models as ``cache_position``.
+COUNTS_SLOTS = "cache_position" in inspect.signature(
+    GenerationMixin.prepare_inputs_for_generation
+).parameters
+
+#: Whether a call is prepared with positions, which then go on from the last one.
+PREPARES_POSITIONS = hasattr(GenerationMixin, "_prepare_position_ids_for_generation")
+
+#: The rule of masks that hide nothing; before 5.0 there was none.
+bidirectional_mask_function = getattr(masking_utils, "bidirectional_mask_function", None)
+
+
+def _layer_kind(name: str, mark: str = "") -> Any:
+    """Return a kind of cache layer, or a stand-in that no layer is of.
+
+    The stand-in is for releases that have no such kind, or one without the attribute ``mark``.
+    """
+    kind = getattr(cache_utils, name, None)
+    known = kind is not None and hasattr(kind, mark or "__init__")
+    return kind if known else type(name, (), {})
+
+
+DummyLayer = _layer_kind("DummyLayer")
+DynamicIndexedLayer = _layer_kind("DynamicIndexedLayer")
+LinearAttentionLayer = _layer_kind("LinearAttentionLayer")
+LinearAttentionAndFullAttentionLayer = _layer_kind("LinearAttentionAndFullAttentionLayer")
+LinearAttentionAndSlidingWindowAttentionLayer = _layer_kind(
+    "LinearAttentionAndSlidingWindowAttentionLayer"
+)
 
 
 def check_version() -> None:
@@ -34,11 +74,10 @@ def check_version() -> None:
     VersionError
         Naming the release, the range, and the command that brings one within it.
     """
-    found = Version(transformers.__version__)
-    if not Version(OLDEST) <= found < Version(TOO_NEW):
+    if not Version(OLDEST) <= RELEASE < Version(TOO_NEW):
         raise VersionError(
             f"lookahead is tested with transformers {OLDEST} up to, not including, {TOO_NEW}, and "
-            f"found {found}: run pip install 'transformers>={OLDEST},<{TOO_NEW}'."
+            f"found {RELEASE}: run pip install 'transformers>={OLDEST},<{TOO_NEW}'."
         )
 
 
@@ -46,11 +85,97 @@ def cache_argument(model: Any) -> str:
     """Return the name under which a model's forward takes its cache.
 
     It was ``past_key_values`` until 5.23 and is ``cache`` from 5.24 on. A wrapper such as an
-    adapter hides it, so the innermost model is asked; one that takes whatever comes takes both.
+    adapter hides it, so the innermost model is asked; one that takes whatever comes takes what the
+    library hands on, and so does None.
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    names = inspect.signature(inner.forward).parameters
-    return "past_key_values" if "past_key_values" in names and "cache" not in names else "cache"
+    forward = getattr(inner, "forward", GenerationMixin.prepare_inputs_for_generation)
+    for names in (forward, GenerationMixin.prepare_inputs_for_generation):
+        for name in ("cache", "past_key_values"):
+            if name in inspect.signature(names).parameters:
+                return name
+    return "cache"
+
+
+def mark_given_cache(model: Any, arguments: dict[str, Any]) -> None:
+    """Mark the cache among arguments as the caller's, who may read it after the call.
+
+    From 5.18 on the library does so itself.
+    """
+    cache = arguments.get(cache_argument(model))
+    if RELEASE < Version("5.18") and isinstance(cache, cache_utils.Cache):
+        cache._is_user_defined = True
+
+
+def prefill(model: Any, input_ids: Tensor, settings: Any, model_kwargs: dict[str, Any]) -> Any:
+    """Run the prompts as the library's own loop does, and return the outputs of the last pass.
+
+    From 5.0 on it has a method for that, from 5.2 on one that wants to know that it is the first
+    pass. Before, it was a part of the loop.
+    """
+    kwargs = dict(model_kwargs) if COUNTS_SLOTS else model_kwargs  # the count is of one pass
+    if (method := getattr(model, "_prefill", None)) is not None:
+        told = "is_first_iteration" in inspect.signature(method).parameters
+        first = {"is_first_iteration": True} if told else {}
+        return method(input_ids, settings, kwargs, **first)
+    kwargs = model._get_initial_cache_position(input_ids.shape[1], input_ids.device, kwargs)
+    if settings.prefill_chunk_size is not None:
+        kwargs = model._prefill_chunking(input_ids, settings, **kwargs)
+    return model(**model.prepare_inputs_for_generation(input_ids, **kwargs), return_dict=True)
+
+
+def slots_of_pass(first: int, num_rows: int, device: torch.device) -> dict[str, Tensor]:
+    """Return arguments that say which slots the rows of a pass are to have.
+
+    Before 5.4 models were told; since, they ask the cache.
+    """
+    if not COUNTS_SLOTS:
+        return {}
+    return {"cache_position": torch.arange(first, first + num_rows, device=device)}
+
+
+def positions_by_mask(mask: Tensor | None) -> Tensor | None:
+    """Return the positions that the library derives from a mask over tokens, [batch, tokens].
+
+    Before 5.2 it did so in each step, and a call had none; since, they are prepared with the call.
+    """
+    if PREPARES_POSITIONS or mask is None:
+        return None
+    return (mask.long().cumsum(dim=-1) - 1).masked_fill(mask == 0, 1)
+
+
+def with_cache(model: Any, settings: Any, model_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call with the cache that its model would make in the first pass.
+
+    Release 5.0 left that to the model where nothing was said of a cache.
+    """
+    name = cache_argument(model)
+    if RELEASE >= Version("5.1") or name in model_kwargs or not settings.use_cache:
+        return model_kwargs
+    if not model._supports_default_dynamic_cache():
+        return model_kwargs
+    config = model.config.get_text_config(decoder=True)
+    cache: Any = cache_utils.DynamicCache(config=config)
+    if model.config.is_encoder_decoder:
+        cache = cache_utils.EncoderDecoderCache(cache, cache_utils.DynamicCache(config=config))
+    return model_kwargs | {name: cache}
+
+
+def begin_layer(layer: Any, keys: Tensor, values: Tensor) -> None:
+    """Let a cache layer of the library take sizes and type from K/V; before 5.0, from K alone."""
+    both = len(inspect.signature(layer.lazy_initialization).parameters) > 1
+    layer.lazy_initialization(*([keys, values] if both else [keys]))
+
+
+def set_length(layer: Any, length: int) -> None:
+    """Tell a static layer how many rows it holds.
+
+    Before 5.4 a sliding one counted by a number, and others looked at their keys for zeros.
+    """
+    if isinstance(getattr(layer, "cumulative_length", None), Tensor):
+        layer.cumulative_length.fill_(length)
+    elif hasattr(layer, "cumulative_length"):
+        layer.cumulative_length = length
 
 
 def vocab_size(model: Any) -> int:

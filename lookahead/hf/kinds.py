@@ -14,14 +14,9 @@ from torch import Tensor
 from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
-    DummyLayer,
     DynamicCache,
-    DynamicIndexedLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
-    LinearAttentionAndFullAttentionLayer,
-    LinearAttentionAndSlidingWindowAttentionLayer,
-    LinearAttentionLayer,
     QuantizedCache,
     StaticCache,
     StaticLayer,
@@ -29,6 +24,15 @@ from transformers.cache_utils import (
 )
 
 from lookahead.errors import UnsupportedError
+from lookahead.hf.compat import (
+    DummyLayer,
+    DynamicIndexedLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
+    begin_layer,
+    set_length,
+)
 
 __all__ = [
     "LayerForm",
@@ -168,7 +172,7 @@ def write_back(
         Rows of the prompt that this run read, by pass.
     """
     if not layer.is_initialized:
-        layer.lazy_initialization(keys, values)
+        begin_layer(layer, keys, values)
     if isinstance(layer, StaticLayer):
         _fill_static(layer, keys, values, length, parts)
         return
@@ -187,7 +191,7 @@ def _fill_static(
     rows = min(length, layer.max_cache_len)
     layer.keys[:, :, :rows] = keys[:, :, keys.shape[-2] - rows :]
     layer.values[:, :, :rows] = values[:, :, values.shape[-2] - rows :]
-    if isinstance(layer, StaticSlidingWindowLayer):
+    if isinstance(layer, StaticSlidingWindowLayer) and hasattr(layer, "cumulative_length_int"):
         # Its tensor stops counting at the first pass that does not fit whole.
         counted, count = layer.cumulative_length_int, int(layer.cumulative_length)
         for part in [*parts, *[1] * (length - counted - sum(parts))]:
@@ -197,7 +201,7 @@ def _fill_static(
         layer.cumulative_length_int = length
         layer.cumulative_length.fill_(count)
     else:
-        layer.cumulative_length.fill_(length)
+        set_length(layer, length)
 
 
 def _kind(kind: type, known: Sequence[type]) -> type | None:

@@ -19,6 +19,7 @@ from lookahead.hf.compat import vocab_size
 from lookahead.hf.layers import reason_for_layers
 from lookahead.hf.masks import SUPPORTED
 from lookahead.hf.prepared import Prepared
+from lookahead.hf.prompts import prompt_mask
 from lookahead.hf.selftest import (
     difference,
     find_fault,
@@ -154,7 +155,7 @@ def reason_for_shape(
         return None
     if call.batch > 1:
         return f"{shape.reason}; one sequence at a time would be accelerated"
-    if call.model_kwargs.get("attention_mask") is not None:
+    if prompt_mask(call.model, call.model_kwargs) is not None:
         return f"{shape.reason}; a prompt without padding would be accelerated"
     if fields and cache.has_states:
         return f"{shape.reason}; without {' and '.join(fields)} it would be accelerated"

@@ -16,6 +16,7 @@ from lookahead.hf.kinds import room_of
 from lookahead.hf.masks import SUPPORTED
 from lookahead.hf.outputs import wanted_outputs
 from lookahead.hf.prepared import Prepared, ends_in_time, keeps_cache
+from lookahead.hf.prompts import prompt_mask
 from lookahead.hf.ropes import reason_for_rope
 from lookahead.hf.rules import reason_for_rules
 from lookahead.noise import Draws
@@ -71,7 +72,8 @@ def reason_for_call(call: Prepared, cache: Any) -> str | None:
     mode = generation_config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         return f"{mode.value.replace('_', ' ')} is not greedy search or sampling"
-    if model_kwargs.get("attention_mask") is not None and _padding_shows(generation_config, cache):
+    padded = prompt_mask(call.model, model_kwargs) is not None
+    if padded and _padding_shows(generation_config, cache):
         return "what is computed for padding depends on the size of the cache"
     if cache is None or model_kwargs.get("use_cache") is False:
         return "there is no cache to decode with; use_cache=False leaves it out"

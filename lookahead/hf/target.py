@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lookahead.errors import UnsupportedError
 from lookahead.hf.cache import EarlyPath, SlotCache
+from lookahead.hf.compat import prefill, slots_of_pass
 from lookahead.hf.early import Corner, EarlyRows
 from lookahead.hf.masks import Visibility, tree_attention, visibility_of
 from lookahead.hf.observe import last_hidden_state, output_input
@@ -116,8 +117,8 @@ class HFTarget:
             self._model, self._input_ids, self._generation_config, self._kwargs
         )
         with last_hidden_state(self._model) as seen, self._watching() as left:
-            outputs = self._model._prefill(
-                self._input_ids, self._generation_config, self._kwargs, is_first_iteration=True
+            outputs = prefill(
+                self._model, self._input_ids, self._generation_config, self._kwargs
             )
         made = outputs.get(self._cache_name)
         if made is not None and made is not self._kwargs[self._cache_name]:
@@ -381,7 +382,8 @@ class HFTarget:
         first = self._first_position + self._cache.lengths - self._prompt_slots
         device = self._input_ids.device
         positions = torch.from_numpy(first[..., None] + depths[:, behind:]).to(device)
-        inputs = self._inputs(torch.from_numpy(tokens).to(device), positions)
+        first_slot = max(self._cache.lengths) + behind
+        inputs = self._inputs(torch.from_numpy(tokens).to(device), positions, first_slot)
         with ExitStack() as stack:
             if self._needs_mask(num_rows, corners):
                 visibility = self._visibility(corners, depths, num_rows)
@@ -400,9 +402,9 @@ class HFTarget:
             return nullcontext({})
         return self._split.watching(self._watched)
 
-    def _inputs(self, tokens: Tensor, positions: Tensor) -> dict[str, Any]:
+    def _inputs(self, tokens: Tensor, positions: Tensor, first_slot: int) -> dict[str, Any]:
         """Let the model prepare its own inputs for the rows of a pass."""
-        kwargs = dict(self._kwargs)
+        kwargs = self._kwargs | slots_of_pass(first_slot, tokens.shape[1], tokens.device)
         kwargs[prompt_mask_name(self._model)] = None
         if self._takes_positions:
             kwargs[self._positions_name] = positions

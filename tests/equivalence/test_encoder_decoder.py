@@ -12,7 +12,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 import lookahead
 from lookahead.hf.split import LayerSplit
 from tests.drafters import DRAFTERS
-from tests.helpers import Recorder, check, first_seen, prompt
+from tests.helpers import CACHE, Recorder, cache_of, check, first_seen, prompt
 from tests.oracles import assert_same_cache
 from tests.slot_families import TWO_PART_FAMILIES, cases_of, make_two_parts, make_whisper
 from tests.zoo.others import build_other, inputs
@@ -95,10 +95,12 @@ def test_the_result_object_is_that_of_plain_generation(family):
     for name in ("scores", "logits"):
         for mine, right in zip(runs.fast[name], runs.plain[name], strict=True):
             torch.testing.assert_close(mine, right, atol=1e-4, rtol=1e-4)
-    assert type(runs.fast.cache) is EncoderDecoderCache
+    assert type(cache_of(runs.fast)) is EncoderDecoderCache
     for part in ("self_attention_cache", "cross_attention_cache"):
-        assert_same_cache(getattr(runs.fast.cache, part), getattr(runs.plain.cache, part), 1e-4)
-    assert runs.fast.cache.is_updated == runs.plain.cache.is_updated
+        assert_same_cache(
+            getattr(cache_of(runs.fast), part), getattr(cache_of(runs.plain), part), 1e-4
+        )
+    assert cache_of(runs.fast).is_updated == cache_of(runs.plain).is_updated
 
 
 @pytest.mark.parametrize("family", ["t5", "bart"])
@@ -125,7 +127,7 @@ def test_what_is_not_supported_runs_plain_with_a_reason():
         lookahead.accelerate(model),
         pytest.warns(lookahead.LookaheadWarning, match="cache passed in with an encoder-decoder"),
     ):
-        fast = model.generate(ids, cache=cache, **GREEDY)
+        fast = model.generate(ids, **{CACHE: cache}, **GREEDY)
     assert fast.tolist() == plain.tolist()
     assert LayerSplit(model).reason.endswith("has an encoder")
 

@@ -21,6 +21,7 @@ from tests.helpers import (
     FAMILIES,
     VOCAB,
     Recorder,
+    cache_of,
     check,
     first_seen,
     fresh,
@@ -229,7 +230,7 @@ def test_a_prompt_read_in_chunks_gives_what_plain_gives(family, size):
         return_dict_in_generate=True,
     )
     ids = runs.fast.sequences[0].tolist()
-    assert_cache_from_scratch(shared(family), runs.fast.cache, ids)
+    assert_cache_from_scratch(shared(family), cache_of(runs.fast), ids)
 
 
 @pytest.mark.parametrize("with_ids", [False, True])
@@ -440,7 +441,7 @@ def test_inference_mode_changes_nothing():
         runs = check(
             shared(), IDS, max_new_tokens=12, do_sample=False, return_dict_in_generate=True
         )
-    assert_same_cache(runs.fast.cache, runs.plain.cache)
+    assert_same_cache(cache_of(runs.fast), cache_of(runs.plain))
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "gemma3"])

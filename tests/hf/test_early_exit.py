@@ -13,7 +13,7 @@ import lookahead
 from lookahead.hf.split import LayerSplit
 from tests.exits import only_early_exit
 from tests.families import EXIT_FAMILIES, make_family
-from tests.helpers import Recorder, prompt
+from tests.helpers import CACHE, Recorder, prompt
 from tests.oracles import assert_cache_from_scratch
 
 IDS = prompt(40, repeat=6)
@@ -54,7 +54,7 @@ def test_the_cache_and_the_stream_are_those_of_plain_generation(family):
     cache, streamer = DynamicCache(config=model.config), Recorder()
     plain = model.generate(IDS, **ARGUMENTS)
     with only_early_exit(model, 2), lookahead.accelerate(model, strict=True, nodes=16):
-        fast = model.generate(IDS, cache=cache, streamer=streamer, **ARGUMENTS)
+        fast = model.generate(IDS, **{CACHE: cache}, streamer=streamer, **ARGUMENTS)
     assert fast.tolist() == plain.tolist()
     assert streamer.ids == fast[0].tolist()
     assert_cache_from_scratch(model, cache, fast[0].tolist())
@@ -123,7 +123,7 @@ def test_an_exception_in_a_look_leaves_the_model_as_it_was(error, after):
     before = [dict(vars(m)) for m in model.modules()]
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
-        model(IDS[:, :9], cache=cache)
+        model(IDS[:, :9], **{CACHE: cache})
     given = copy.deepcopy(cache)
     with (
         only_early_exit(model, 2) as (_, looks),
@@ -136,7 +136,7 @@ def test_an_exception_in_a_look_leaves_the_model_as_it_was(error, after):
 
         hook = model.model.layers[1].mlp.register_forward_pre_hook(fail)
         with pytest.raises(error, match="stop here"):
-            model.generate(IDS, cache=cache, **ARGUMENTS)
+            model.generate(IDS, **{CACHE: cache}, **ARGUMENTS)
         hook.remove()
         assert [a.keys.shape for a in cache.layers] == [a.keys.shape for a in given.layers]
         for module, known in zip(model.modules(), before, strict=True):

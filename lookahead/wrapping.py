@@ -23,10 +23,12 @@ import ngram_pool
 from lookahead.config import Config
 from lookahead.errors import ConfigError, LookaheadWarning, UnsupportedError
 from lookahead.hf.arguments import by_name, library_loop, with_stop_strings
-from lookahead.hf.compat import check_version, mark_given_cache, with_cache
+from lookahead.hf.cache import SlotCache
+from lookahead.hf.compat import check_version, drop_empty_cache, mark_given_cache, with_cache
 from lookahead.hf.fingerprint import identify
 from lookahead.hf.generate import Extras, decode, prepare
 from lookahead.hf.prepared import Prepared
+from lookahead.hf.shape import Shape
 from lookahead.memory import Memory
 from lookahead.session import Applied, Session
 from lookahead.stats import DecodeStats
@@ -398,12 +400,21 @@ def _decode(
 ) -> Any:
     with _tensors_here():
         try:
-            cache, shape = prepare(call, config, session, extras)
-        except UnsupportedError as error:
-            raise refuse(str(error)) from None
-        stats = DecodeStats()
-        session.last = stats
-        return decode(call, cache, shape, config, session, stats, extras)
+            cache, shape = _prepared_or_refused(call, config, session, extras, refuse)
+            stats = DecodeStats()
+            session.last = stats
+            return decode(call, cache, shape, config, session, stats, extras)
+        finally:
+            drop_empty_cache(call.model)
+
+
+def _prepared_or_refused(
+    call: Prepared, config: Config, session: Session, extras: Extras, refuse: type[Exception]
+) -> tuple[SlotCache, Shape]:
+    try:
+        return prepare(call, config, session, extras)
+    except UnsupportedError as error:
+        raise refuse(str(error)) from None
 
 
 def _tensors_here() -> AbstractContextManager[Any]:

@@ -147,7 +147,7 @@ def make_whisper(*, attention: str = "eager", seed: int = 0) -> Any:
 def _greedy(model: Any) -> Any:
     settings = model.generation_config
     settings.num_beams, settings.forced_eos_token_id = 1, None
-    settings.no_repeat_ngram_size = settings.length_penalty = settings.early_stopping = None
+    settings.no_repeat_ngram_size, settings.length_penalty, settings.early_stopping = 0, 1.0, False
     settings.max_length = settings.min_length = None
     return model
 

@@ -107,7 +107,7 @@ class SlotCache(Cache):
                 adopted.update_indexer(layer.indexer_keys)
         else:
             adopted = SlotLayer(self._lengths, form_of(index, layer))
-        held = held_rows(layer)
+        held = held_rows(self._given, layer)
         if held is not None:
             adopted.load(*held)
         return adopted

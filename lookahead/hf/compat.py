@@ -35,10 +35,13 @@ OLDEST, TOO_NEW = "4.57.6", "5.25"
 
 RELEASE = Version(transformers.__version__)
 
+_PREPARE = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+
 #: Whether slots are counted outside of the cache, and handed to models as ``cache_position``.
-COUNTS_SLOTS = "cache_position" in inspect.signature(
-    GenerationMixin.prepare_inputs_for_generation
-).parameters
+COUNTS_SLOTS = "cache_position" in _PREPARE
+
+#: Whether a model is told, when it prepares a pass, that the prompt is still to be read.
+KNOWS_FIRST = "is_first_iteration" in _PREPARE
 
 #: Whether a call is prepared with positions, which then go on from the last one.
 PREPARES_POSITIONS = hasattr(GenerationMixin, "_prepare_position_ids_for_generation")
@@ -47,23 +50,28 @@ PREPARES_POSITIONS = hasattr(GenerationMixin, "_prepare_position_ids_for_generat
 bidirectional_mask_function = getattr(masking_utils, "bidirectional_mask_function", None)
 
 
-def _layer_kind(name: str, mark: str = "") -> Any:
+def _layer_kind(name: str, argument: str = "self") -> Any:
     """Return a kind of cache layer, or a stand-in that no layer is of.
 
-    The stand-in is for releases that have no such kind, or one without the attribute ``mark``.
+    The stand-in is for releases that have no such kind, or make it without ``argument``.
     """
     kind = getattr(cache_utils, name, None)
-    known = kind is not None and hasattr(kind, mark or "__init__")
+    known = kind is not None and argument in inspect.signature(kind.__init__).parameters
     return kind if known else type(name, (), {})
 
 
 DummyLayer = _layer_kind("DummyLayer")
 DynamicIndexedLayer = _layer_kind("DynamicIndexedLayer")
-LinearAttentionLayer = _layer_kind("LinearAttentionLayer")
-LinearAttentionAndFullAttentionLayer = _layer_kind("LinearAttentionAndFullAttentionLayer")
-LinearAttentionAndSlidingWindowAttentionLayer = _layer_kind(
-    "LinearAttentionAndSlidingWindowAttentionLayer"
+#: Layers with states: before 5.13 they had one of each kind, and not by number.
+LinearAttentionLayer = _layer_kind("LinearAttentionLayer", "number_of_states")
+LinearAttentionAndFullAttentionLayer = _layer_kind(
+    "LinearAttentionAndFullAttentionLayer", "number_of_states"
 )
+LinearAttentionAndSlidingWindowAttentionLayer = _layer_kind(
+    "LinearAttentionAndSlidingWindowAttentionLayer", "number_of_states"
+)
+#: Whether models with recurrent states can be read at all.
+KNOWS_STATES = LinearAttentionLayer is getattr(cache_utils, "LinearAttentionLayer", None)
 
 
 def check_version() -> None:
@@ -74,10 +82,11 @@ def check_version() -> None:
     VersionError
         Naming the release, the range, and the command that brings one within it.
     """
-    if not Version(OLDEST) <= RELEASE < Version(TOO_NEW):
+    found = Version(transformers.__version__)
+    if not Version(OLDEST) <= found < Version(TOO_NEW):
         raise VersionError(
             f"lookahead is tested with transformers {OLDEST} up to, not including, {TOO_NEW}, and "
-            f"found {RELEASE}: run pip install 'transformers>={OLDEST},<{TOO_NEW}'."
+            f"found {found}: run pip install 'transformers>={OLDEST},<{TOO_NEW}'."
         )
 
 
@@ -103,7 +112,7 @@ def mark_given_cache(model: Any, arguments: dict[str, Any]) -> None:
     From 5.18 on the library does so itself.
     """
     cache = arguments.get(cache_argument(model))
-    if RELEASE < Version("5.18") and isinstance(cache, cache_utils.Cache):
+    if Version("5.18") > RELEASE and isinstance(cache, cache_utils.Cache):
         cache._is_user_defined = True
 
 
@@ -124,14 +133,19 @@ def prefill(model: Any, input_ids: Tensor, settings: Any, model_kwargs: dict[str
     return model(**model.prepare_inputs_for_generation(input_ids, **kwargs), return_dict=True)
 
 
-def slots_of_pass(first: int, num_rows: int, device: torch.device) -> dict[str, Tensor]:
-    """Return arguments that say which slots the rows of a pass are to have.
+def pass_arguments(first_slot: int, num_rows: int, device: torch.device) -> dict[str, Any]:
+    """Return what a model wants to know besides when it prepares a pass over trees.
 
-    Before 5.4 models were told; since, they ask the cache.
+    Before 5.4 that was which slots the rows are to have; since, it asks the cache. From 5.0 on it
+    wants to know whether the prompt is still to be read; before, it compared numbers of rows, and
+    the prompt must not be there any more.
     """
-    if not COUNTS_SLOTS:
-        return {}
-    return {"cache_position": torch.arange(first, first + num_rows, device=device)}
+    no_prompt = {"inputs_embeds": None}
+    arguments: dict[str, Any] = {"is_first_iteration": False} if KNOWS_FIRST else no_prompt
+    if COUNTS_SLOTS:
+        slots = torch.arange(first_slot, first_slot + num_rows, device=device)
+        arguments["cache_position"] = slots
+    return arguments
 
 
 def positions_by_mask(mask: Tensor | None) -> Tensor | None:
@@ -144,13 +158,25 @@ def positions_by_mask(mask: Tensor | None) -> Tensor | None:
     return (mask.long().cumsum(dim=-1) - 1).masked_fill(mask == 0, 1)
 
 
+def drop_empty_cache(model: Any) -> None:
+    """Have the library make a new static cache in its next call, if nothing was read into the last.
+
+    Until 5.15 it asks the one that it keeps for sizes, which only a filled one has.
+    """
+    kept = vars(model).get("_cache")
+    if Version("5.16") > RELEASE and kept is not None:
+        layers = getattr(kept, "self_attention_cache", kept).layers
+        if not all(layer.is_initialized for layer in layers):
+            del model._cache
+
+
 def with_cache(model: Any, settings: Any, model_kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call with the cache that its model would make in the first pass.
 
     Release 5.0 left that to the model where nothing was said of a cache.
     """
     name = cache_argument(model)
-    if RELEASE >= Version("5.1") or name in model_kwargs or not settings.use_cache:
+    if Version("5.1") <= RELEASE or name in model_kwargs or not settings.use_cache:
         return model_kwargs
     if not model._supports_default_dynamic_cache():
         return model_kwargs
@@ -165,6 +191,16 @@ def begin_layer(layer: Any, keys: Tensor, values: Tensor) -> None:
     """Let a cache layer of the library take sizes and type from K/V; before 5.0, from K alone."""
     both = len(inspect.signature(layer.lazy_initialization).parameters) > 1
     layer.lazy_initialization(*([keys, values] if both else [keys]))
+
+
+def length_of(cache: Any, layer: Any) -> int:
+    """Return the length of an initialised layer of a cache.
+
+    Before 5.4 most static layers looked at their keys for zeros, and some text may give a zero;
+    for all of them the library believed the first layer.
+    """
+    counts = hasattr(layer, "cumulative_length") or not isinstance(layer, cache_utils.StaticLayer)
+    return int((layer if counts else cache).get_seq_length())
 
 
 def set_length(layer: Any, length: int) -> None:

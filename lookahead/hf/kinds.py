@@ -31,6 +31,7 @@ from lookahead.hf.compat import (
     LinearAttentionAndSlidingWindowAttentionLayer,
     LinearAttentionLayer,
     begin_layer,
+    length_of,
     set_length,
 )
 
@@ -124,7 +125,8 @@ def form_of(index: int, layer: CacheLayerMixin) -> LayerForm:
     refuse_recorded_past(index, layer)
     if kind is DynamicSlidingWindowLayer:
         return LayerForm(window=layer.sliding_window)
-    if kind is StaticSlidingWindowLayer and not layer.is_croppable:
+    # Before 5.17 it does not say whether its window is longer than its buffer.
+    if kind is StaticSlidingWindowLayer and not getattr(layer, "is_croppable", False):
         return LayerForm(window=layer.max_cache_len, size=layer.max_cache_len)
     # A static layer as long as its window, or shorter, is filled up to its end and never slides.
     return LayerForm(size=getattr(layer, "max_cache_len", None))
@@ -146,9 +148,9 @@ def room_of(given: Cache) -> int | None:
     return min((f.size for f in forms if f.size is not None and f.window is None), default=None)
 
 
-def held_rows(layer: CacheLayerMixin) -> tuple[Tensor, Tensor, int] | None:
+def held_rows(given: Cache, layer: CacheLayerMixin) -> tuple[Tensor, Tensor, int] | None:
     """Return the K/V that a layer holds, [batch, heads, rows, size], and its length, if any."""
-    length = int(layer.get_seq_length()) if layer.is_initialized else 0
+    length = length_of(given, layer) if layer.is_initialized else 0
     if length == 0:
         return None
     rows = min(length, layer.keys.shape[-2])

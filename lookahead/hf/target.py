@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lookahead.errors import UnsupportedError
 from lookahead.hf.cache import EarlyPath, SlotCache
-from lookahead.hf.compat import prefill, slots_of_pass
+from lookahead.hf.compat import pass_arguments, prefill
 from lookahead.hf.early import Corner, EarlyRows
 from lookahead.hf.masks import Visibility, tree_attention, visibility_of
 from lookahead.hf.observe import last_hidden_state, output_input
@@ -117,9 +117,7 @@ class HFTarget:
             self._model, self._input_ids, self._generation_config, self._kwargs
         )
         with last_hidden_state(self._model) as seen, self._watching() as left:
-            outputs = prefill(
-                self._model, self._input_ids, self._generation_config, self._kwargs
-            )
+            outputs = prefill(self._model, self._input_ids, self._generation_config, self._kwargs)
         made = outputs.get(self._cache_name)
         if made is not None and made is not self._kwargs[self._cache_name]:
             self._cache.load(made)
@@ -404,7 +402,7 @@ class HFTarget:
 
     def _inputs(self, tokens: Tensor, positions: Tensor, first_slot: int) -> dict[str, Any]:
         """Let the model prepare its own inputs for the rows of a pass."""
-        kwargs = self._kwargs | slots_of_pass(first_slot, tokens.shape[1], tokens.device)
+        kwargs = self._kwargs | pass_arguments(first_slot, tokens.shape[1], tokens.device)
         kwargs[prompt_mask_name(self._model)] = None
         if self._takes_positions:
             kwargs[self._positions_name] = positions
@@ -413,9 +411,7 @@ class HFTarget:
                 # Plain decoding gives every new token the type of the last one, or that of text.
                 last = torch.zeros_like if name == "mm_token_type_ids" else torch.clone
                 kwargs[name] = last(value[..., -1:]).expand(*value.shape[:-1], tokens.shape[1])
-        inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(
-            tokens, is_first_iteration=False, **kwargs
-        )
+        inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(tokens, **kwargs)
         if self._takes_positions:
             inputs[self._positions_name] = positions
         if "logits_to_keep" in kwargs or "logits_to_keep" in inputs:

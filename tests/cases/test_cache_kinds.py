@@ -19,6 +19,7 @@ from tests.helpers import (
     new_ids,
     prompt,
     shared,
+    skip_if_earlier,
 )
 from tests.oracles import assert_cache_from_scratch
 
@@ -156,6 +157,6 @@ def test_e1_a_window_that_only_the_cache_keeps_is_kept(attention, length, nodes)
     model = make_moshi(16, attention=attention)
     ids = prompt(length, repeat=min(length // 4, 6)) % 97
     plain = model.generate(ids, max_new_tokens=40, do_sample=False)
-    with lookahead.accelerate(model, nodes=nodes, strict=True):
+    with lookahead.accelerate(model, nodes=nodes, strict=True), skip_if_earlier():
         fast = model.generate(ids, max_new_tokens=40, do_sample=False)
     assert fast.tolist() == plain.tolist()

@@ -8,7 +8,7 @@ from transformers import DynamicCache
 
 import lookahead
 from tests.drafters import ALL
-from tests.helpers import CACHE, FAMILIES, cache_of, fresh, prompt, shared
+from tests.helpers import CACHE, FAMILIES, NEW_IDS_ALONE, cache_of, fresh, prompt, shared
 from tests.oracles import assert_cache_from_scratch, assert_same_cache
 from tests.vocabularies import word_tokenizer
 
@@ -61,6 +61,7 @@ def test_k1_a_cache_goes_from_turn_to_turn(family, start, with_mask):
 
 
 @pytest.mark.parametrize("drafter", ["all", "oracle", "half", "random", "none"])
+@NEW_IDS_ALONE
 def test_k2_only_the_new_ids_may_be_given_with_a_cache(drafter):
     """K1 in the other style: ids that hold what is not cached, and no more."""
     model = shared()

@@ -148,6 +148,13 @@ def pass_arguments(first_slot: int, num_rows: int, device: torch.device) -> dict
     return arguments
 
 
+def first_place(bias: Any, low: int, high: int, device: torch.device) -> dict[str, Any]:
+    """Return how the bias of T5 is told its first place; before 5.4 it was told all of its rows."""
+    if "past_seen_tokens" in inspect.signature(bias).parameters:
+        return {"past_seen_tokens": low}
+    return {"cache_position": torch.arange(low, high + 1, device=device)}
+
+
 def positions_by_mask(mask: Tensor | None) -> Tensor | None:
     """Return the positions that the library derives from a mask over tokens, [batch, tokens].
 

@@ -10,6 +10,7 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache
 
 import lookahead
+from lookahead.hf.compat import KNOWS_STATES
 from lookahead.hf.split import LayerSplit
 from tests.drafters import DRAFTERS
 from tests.helpers import CACHE, Recorder, cache_of, check, first_seen, prompt
@@ -141,10 +142,11 @@ def test_early_exit_is_off_with_a_note():
 @pytest.mark.filterwarnings("ignore::lookahead.LookaheadWarning")
 @pytest.mark.parametrize("beams", [1, 2])
 def test_statistics_count_the_tokens_of_the_decoder(beams):
-    model = build_other("t5:encoder")
+    model = build_other("t5:encoder", "eager")
     arguments = inputs("t5:encoder") | {"max_new_tokens": 7, "do_sample": False}
     with lookahead.accelerate(model):
         model.generate(**arguments, num_beams=beams)
         stats = lookahead.last_stats(model)
-    assert stats.accelerated == (beams == 1)
+    if KNOWS_STATES:  # before transformers 5.13 it is plain in some releases
+        assert stats.accelerated == (beams == 1)
     assert (stats.new_tokens, stats.prompt_tokens) == (7, 1)

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 import lookahead
-from lookahead.hf.compat import KNOWS_STATES, PREPARES_POSITIONS, cache_argument
+from lookahead.hf.compat import COUNTS_SLOTS, KNOWS_STATES, PREPARES_POSITIONS, cache_argument
 
 VOCAB = 128
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gpt2")
@@ -26,6 +26,11 @@ CACHE = cache_argument(None)
 #: For tests that hand a cache in with the ids alone that it does not hold.
 NEW_IDS_ALONE = pytest.mark.skipif(
     not PREPARES_POSITIONS, reason="before transformers 5.2 a cache came with all ids"
+)
+
+#: For families that made attention masks of their own before 5.4, and so read no trees.
+OWN_MASKS = pytest.mark.skipif(
+    COUNTS_SLOTS, reason="before transformers 5.4 the masks of this family were its own"
 )
 
 _SMALL = {

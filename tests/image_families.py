@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import transformers
 
-from lookahead.hf.compat import PREPARES_POSITIONS
+from lookahead.hf.compat import KNOWS_FIRST, PREPARES_POSITIONS
 from tests.helpers import VOCAB, WINDOW, _finish
 
 IMAGE = 120
@@ -103,7 +103,11 @@ def _gemma3() -> tuple[Any, Any]:
 
 def _qwen2_vl() -> tuple[Any, Any]:
     config = transformers.Qwen2VLConfig(
-        text_config=_TEXT | {"model_type": "qwen2_vl_text", "rope_parameters": _PLACES},
+        text_config=_TEXT
+        | {
+            "model_type": "qwen2_vl_text",
+            ("rope_parameters" if KNOWS_FIRST else "rope_scaling"): _PLACES,
+        },
         vision_config=_QWEN_VISION,
         image_token_id=IMAGE,
         video_token_id=121,

@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+import transformers
 from transformers import (
     GenerationConfig,
     LogitsProcessor,
@@ -154,6 +155,8 @@ def test_a_greedy_option_gives_what_plain_gives(name, drafter):
 def test_a_sampling_option_gives_what_plain_gives_from_the_same_seed(name):
     drafter = "all" if name in SAMPLED else "half"
     options = {"do_sample": True, "max_new_tokens": 24} | (OPTIONS | SAMPLED)[name]
+    if name == "top_h" and not hasattr(transformers.GenerationConfig(), "top_h"):
+        pytest.skip("top_h came later")
     torch.manual_seed(4)
     text = shared().generate(IDS, **options)[0].tolist()
     check(shared(), IDS, seed=4, settings=ALL[drafter](text), **options)

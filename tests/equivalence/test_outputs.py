@@ -8,6 +8,7 @@ from transformers import DynamicCache, StaticCache
 
 import lookahead
 from lookahead.hf import outputs as outputs_module
+from lookahead.hf.compat import COUNTS_SLOTS
 from lookahead.hf.outputs_check import find_outputs_fault
 from tests.cases.test_batches import ragged
 from tests.drafters import ALL
@@ -46,6 +47,8 @@ def test_they_are_those_of_single_tokens_whatever_is_guessed(family, drafter):
 @pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "deepseek_v3", "opt", "falcon", "phi"])
 def test_other_families_show_the_same_columns(family, options):
     model = make_family(family)
+    if COUNTS_SLOTS and family == "deepseek_v3" and "cache_implementation" in options:
+        pytest.skip("before transformers 5.4 a static cache has no values smaller than keys")
     runs = check(model, IDS, max_new_tokens=14, do_sample=False, **OUTPUTS, **options)
     assert_same_outputs(runs.fast, runs.plain, FIELDS)
 
@@ -102,9 +105,11 @@ def test_some_hidden_states_only(wanted):
     assert_same_outputs(runs.fast, runs.plain, ["hidden_states"])
 
 
+@pytest.mark.filterwarnings("ignore:`output_attentions=True` is not supported")
 def test_attentions_that_a_kernel_does_not_give_are_missing_as_in_plain():
     runs = check(shared(), IDS, max_new_tokens=6, do_sample=False, **OUTPUTS)
-    assert runs.fast.attentions == runs.plain.attentions == ((),) * 6
+    assert runs.fast.attentions == runs.plain.attentions
+    assert not any(map(any, filter(None, runs.fast.attentions)))
 
 
 def test_nothing_is_collected_where_ids_alone_are_returned():

@@ -13,7 +13,12 @@ import lookahead
 from lookahead.hf.split import LayerSplit
 from tests.exits import only_early_exit
 from tests.families import EXIT_FAMILIES, make_family
-from tests.helpers import CACHE, Recorder, prompt
+from tests.helpers import (
+    CACHE,
+    OWN_MASKS,
+    Recorder,
+    prompt,
+)
 from tests.oracles import assert_cache_from_scratch
 
 IDS = prompt(40, repeat=6)
@@ -83,7 +88,9 @@ def test_a_batch_is_drafted_for_by_others():
     assert not looks.peeks
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt2", "opt"])
+@pytest.mark.parametrize(
+    "family", ["llama", "mistral", "gemma2", "gpt2", pytest.param("opt", marks=OWN_MASKS)]
+)
 def test_below_a_last_layer_that_does_nothing_every_guess_is_accepted(family):
     """P1: exit at L-1 with an identity last layer accepts 100 %."""
     model = make_family(family)
@@ -108,10 +115,10 @@ def test_below_a_last_layer_that_does_nothing_every_guess_is_accepted(family):
 
 
 def _final_norm(model):
-    decoder = model.get_decoder()
-    for name in ("norm", "ln_f", "final_layer_norm"):
-        if hasattr(decoder, name):
-            return getattr(decoder, name)
+    for decoder in (model.get_decoder(), model.base_model):
+        for name in ("norm", "ln_f", "final_layer_norm"):
+            if hasattr(decoder, name):
+                return getattr(decoder, name)
     raise AssertionError("no final norm")
 
 

@@ -174,7 +174,7 @@ def drop_empty_cache(model: Any) -> None:
     if Version("5.16") > RELEASE and kept is not None:
         layers = getattr(kept, "self_attention_cache", kept).layers
         if not all(layer.is_initialized for layer in layers):
-            del model._cache
+            vars(model).pop("_cache", None)  # another thread may have been here
 
 
 def with_cache(model: Any, settings: Any, model_kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from transformers import DynamicCache, StaticCache
 
 import lookahead
 from lookahead.hf import masks
+from lookahead.hf.compat import COUNTS_SLOTS
 from tests.cases.test_batches import ragged
 from tests.drafters import Oracle
 from tests.equivalence.test_caches import assert_left_as_plain
@@ -88,6 +89,8 @@ def _state(model):
     "where", ["streamer", "processor", "criterion", "prefix-fn", "drafter", "layer"]
 )
 def test_a_call_that_is_broken_off_leaves_nothing_behind(where, outputs, kind):
+    if COUNTS_SLOTS and outputs and where == "layer":
+        pytest.skip("before transformers 5.4 it leaves what collects outputs behind, in plain too")
     model = fresh("gemma3", attention="eager")
     expected = model.generate(IDS, **ARGUMENTS, **(OUTPUTS if outputs else {}))
     cache = kind(config=model.config, **({"max_cache_len": 60} if kind is StaticCache else {}))
@@ -169,6 +172,10 @@ def test_an_error_while_padding_is_read_leaves_nothing_behind():
     assert found.tolist() == expected
 
 
+@pytest.mark.skipif(
+    COUNTS_SLOTS,
+    reason="before 5.4 outputs of one thread went to another, in plain too",
+)
 def test_threads_with_different_options_on_one_model_do_not_meet():
     model = fresh("gemma3", attention="eager")
     text = IDS[0].tolist() + new_ids(model, IDS)

@@ -24,7 +24,7 @@ from lookahead.config import Config
 from lookahead.errors import ConfigError, LookaheadWarning, UnsupportedError
 from lookahead.hf.arguments import by_name, library_loop, with_stop_strings
 from lookahead.hf.cache import SlotCache
-from lookahead.hf.compat import check_version, drop_empty_cache, mark_given_cache, with_cache
+from lookahead.hf.compat import check_version, drop_empty_cache, mark_given_cache
 from lookahead.hf.fingerprint import identify
 from lookahead.hf.generate import Extras, decode, prepare
 from lookahead.hf.prepared import Prepared
@@ -127,7 +127,7 @@ class AcceleratedGenerate:
                 logits_processor,
                 stopping_criteria,
                 generation_config,
-                with_cache(model, generation_config, model_kwargs),
+                model_kwargs,
             )
             return _decode(prepared, self.config, session, extras, _RunPlain)
 
@@ -345,7 +345,7 @@ def generate(
         logits_processor,
         stopping_criteria,
         generation_config,
-        with_cache(model, generation_config, model_kwargs),
+        model_kwargs,
     )
     try:
         return _decode(call, Config(), session, Extras(), _RunPlain)

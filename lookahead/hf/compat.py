@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import transformers
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from torch import Tensor
 from transformers import GenerationMixin, cache_utils, masking_utils
@@ -14,24 +15,39 @@ from transformers import GenerationMixin, cache_utils, masking_utils
 from lookahead.errors import VersionError
 
 __all__ = [
+    "COUNTS_SLOTS",
+    "KNOWS_FIRST",
+    "KNOWS_STATES",
+    "PREPARES_POSITIONS",
+    "RELEASE",
+    "SUPPORTED",
     "DummyLayer",
     "DynamicIndexedLayer",
     "LinearAttentionAndFullAttentionLayer",
     "LinearAttentionAndSlidingWindowAttentionLayer",
     "LinearAttentionLayer",
-    "OLDEST",
-    "TOO_NEW",
+    "begin_layer",
+    "bidirectional_mask_function",
     "cache_argument",
     "check_version",
     "count_or_length",
     "device_of",
+    "drop_empty_cache",
+    "first_place",
     "is_compiled",
+    "length_of",
     "mark_given_cache",
+    "pass_arguments",
+    "positions_by_mask",
+    "prefill",
+    "set_length",
     "vocab_size",
 ]
 
-#: Oldest release that the exactness matrix passes on, and the first one that was not tried.
-OLDEST, TOO_NEW = "4.57.6", "5.25"
+#: Releases that the exactness matrix passes on, up to the first one that was not tried. In those
+#: left out, caches that models make by themselves, static ones and chunks of a prompt are read
+#: another way.
+SUPPORTED = SpecifierSet(">=4.57.6,!=5.0.*,!=5.1.*,!=5.2.*,<5.25")
 
 RELEASE = Version(transformers.__version__)
 
@@ -82,11 +98,11 @@ def check_version() -> None:
     VersionError
         Naming the release, the range, and the command that brings one within it.
     """
-    found = Version(transformers.__version__)
-    if not Version(OLDEST) <= found < Version(TOO_NEW):
+    found = transformers.__version__
+    if not SUPPORTED.contains(found, prereleases=True):
         raise VersionError(
-            f"lookahead is tested with transformers {OLDEST} up to, not including, {TOO_NEW}, and "
-            f"found {found}: run pip install 'transformers>={OLDEST},<{TOO_NEW}'."
+            f"lookahead is tested with transformers {SUPPORTED}, and found {found}: "
+            f"run pip install 'transformers{SUPPORTED}'."
         )
 
 
@@ -175,23 +191,6 @@ def drop_empty_cache(model: Any) -> None:
         layers = getattr(kept, "self_attention_cache", kept).layers
         if not all(layer.is_initialized for layer in layers):
             vars(model).pop("_cache", None)  # another thread may have been here
-
-
-def with_cache(model: Any, settings: Any, model_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call with the cache that its model would make in the first pass.
-
-    Release 5.0 left that to the model where nothing was said of a cache.
-    """
-    name = cache_argument(model)
-    if Version("5.1") <= RELEASE or name in model_kwargs or not settings.use_cache:
-        return model_kwargs
-    if not model._supports_default_dynamic_cache():
-        return model_kwargs
-    config = model.config.get_text_config(decoder=True)
-    cache: Any = cache_utils.DynamicCache(config=config)
-    if model.config.is_encoder_decoder:
-        cache = cache_utils.EncoderDecoderCache(cache, cache_utils.DynamicCache(config=config))
-    return model_kwargs | {name: cache}
 
 
 def begin_layer(layer: Any, keys: Tensor, values: Tensor) -> None:

@@ -287,7 +287,7 @@ def test_r4_a_release_outside_the_tested_range_gets_one_clear_sentence(monkeypat
     """R1 for the library itself."""
     from lookahead.hf import compat
 
-    for version in ("4.40.0", "99.0"):
+    for version in ("4.40.0", "5.1.0", "99.0"):
         monkeypatch.setattr(compat.transformers, "__version__", version)
         with pytest.raises(lookahead.VersionError, match=version.replace(".", r"\.")) as caught:
             lookahead.accelerate(fresh())

@@ -5,12 +5,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help chat test test-slow check format models bench clean
+OLDEST := .venv-oldest
+
+.PHONY: help chat test test-oldest test-slow check format models bench clean
 
 help:
 	@echo "make chat       set up, and chat with the embedded model, accelerated"
 	@echo "make test       set up, and run the tests"
-	@echo "make test-slow  the slow tests too: the embedded model, many prompts"
+	@echo "make test-slow  the slow tests too: the embedded model, many prompts, older transformers"
+	@echo "make test-oldest  the exactness matrix on the oldest transformers that is supported"
 	@echo "make check      linters, types and import contracts"
 	@echo "make models     run a tiny model of every type, and write docs/models.md"
 	@echo "make bench      measure on the project's own small prompts"
@@ -29,6 +32,16 @@ $(READY): requirements.lock pyproject.toml
 	@$(BIN)/python -c 'import ngram_pool; ngram_pool.warm_up(block=True)'
 	@touch $@
 
+# A second environment, which differs in a few packages only.
+$(OLDEST)/.ready: requirements.lock requirements-oldest.lock pyproject.toml
+	@echo "Setting up $(OLDEST) (once) ..."
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --no-deps --requirement requirements.lock
+	$(OLDEST)/bin/python -m pip install --quiet --constraint requirements.lock torch
+	$(OLDEST)/bin/python -m pip install --quiet --no-deps --requirement requirements-oldest.lock
+	$(OLDEST)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
 chat: $(READY)
 	@$(BIN)/lookahead chat
 
@@ -38,7 +51,10 @@ WORKERS := --numprocesses logical --maxprocesses 4
 test: $(READY)
 	$(BIN)/python -m pytest $(WORKERS)
 
-test-slow: $(READY)
+test-oldest: $(OLDEST)/.ready
+	$(OLDEST)/bin/python -m pytest $(WORKERS) tests/equivalence tests/cases tests/hf
+
+test-slow: $(READY) test-oldest
 	$(BIN)/python -m pytest $(WORKERS) -m "slow or not slow"
 
 check: $(READY)
@@ -58,4 +74,4 @@ bench: $(READY)
 	$(BIN)/lookahead bench
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(OLDEST) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

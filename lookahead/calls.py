@@ -10,7 +10,7 @@ import copy
 import functools
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ import ngram_pool
 from lookahead.config import Config
 from lookahead.errors import ConfigError, UnsupportedError
 from lookahead.hf.arguments import by_name, library_loop, with_stop_strings
-from lookahead.hf.compat import check_version
+from lookahead.hf.compat import check_version, drop_empty_cache, mark_given_cache
 from lookahead.hf.generate import Extras, decode, prepare
 from lookahead.hf.prepack import prepacked_weights
 from lookahead.hf.prepared import Prepared
@@ -93,6 +93,7 @@ class AcceleratedGenerate:
         self._resolve_stop_strings(call)
         if _setting(self._model, call, "token_healing"):
             raise _RunPlain("token_healing rewrites the prompt")
+        mark_given_cache(self._model, call)
         extras = Extras(streamer=call.pop("streamer", None))
         call.pop("tokenizer", None)
 
@@ -179,6 +180,7 @@ def generate(
     check_version()
     ngram_pool.warm_up()
     session = session_of(model)
+    mark_given_cache(model, model_kwargs)  # whose it is cannot be told here
     call = Prepared(
         model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs
     )
@@ -200,15 +202,16 @@ def generate(
 def _decode(
     call: Prepared, config: Config, session: Session, extras: Extras, refuse: type[Exception]
 ) -> Any:
-    with _tensors_here():
+    with _tensors_here(), ExitStack() as stack:
+        stack.callback(drop_empty_cache, call.model)
         try:
             cache, shape = prepare(call, config, session, extras)
         except UnsupportedError as error:
             raise refuse(str(error)) from None
         stats = DecodeStats()
         session.last = stats
-        with prepacked_weights(call.model, config, session, stats):
-            return decode(call, cache, shape, config, session, stats, extras)
+        stack.enter_context(prepacked_weights(call.model, config, session, stats))
+        return decode(call, cache, shape, config, session, stats, extras)
 
 
 def _tensors_here() -> AbstractContextManager[Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import transformers
 
+from lookahead.hf.compat import KNOWS_FIRST, PREPARES_POSITIONS
 from tests.helpers import VOCAB, WINDOW, _finish
 
 IMAGE = 120
@@ -69,7 +70,8 @@ def image_prompt(family: str, batch: int = 1) -> dict[str, Any]:
     if family == "qwen2_vl":
         found["pixel_values"] = torch.randn((16 * batch, 96), generator=generator)
         found["image_grid_thw"] = torch.tensor([[1, 4, 4]] * batch)
-        found["mm_token_type_ids"] = (ids == IMAGE).long()
+        if PREPARES_POSITIONS:  # before transformers 5.2 there were none
+            found["mm_token_type_ids"] = (ids == IMAGE).long()
     else:
         found["pixel_values"] = torch.randn((batch, 3, 16, 16), generator=generator)
     if family == "gemma3":
@@ -101,7 +103,11 @@ def _gemma3() -> tuple[Any, Any]:
 
 def _qwen2_vl() -> tuple[Any, Any]:
     config = transformers.Qwen2VLConfig(
-        text_config=_TEXT | {"model_type": "qwen2_vl_text", "rope_parameters": _PLACES},
+        text_config=_TEXT
+        | {
+            "model_type": "qwen2_vl_text",
+            ("rope_parameters" if KNOWS_FIRST else "rope_scaling"): _PLACES,
+        },
         vision_config=_QWEN_VISION,
         image_token_id=IMAGE,
         video_token_id=121,

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import GenerationConfig, GenerationMixin
+from transformers import GenerationConfig, GenerationMixin, cache_utils
 
-from tests.helpers import first_seen, fresh, new_ids, prompt, shared
+from tests.helpers import CACHE, first_seen, fresh, new_ids, prompt, shared
 from tests.vocabularies import letter_tokenizer
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "options.md"
@@ -79,7 +79,14 @@ class Option:
     def arguments(self) -> dict[str, Any]:
         """Make the arguments anew: some have a state."""
         made: dict[str, Any] = eval(f"dict({self.call})", dict(names()))
-        return made
+        return {CACHE if name == "cache" else name: value for name, value in made.items()}
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the installed release has the option; the table is of the newest."""
+        known = self.name in accepted() | MODEL_INPUTS
+        known = known and ("fp8" not in self.call or hasattr(cache_utils, "Fp8QuantizedLayer"))
+        return known and not any(f"{name}(" in self.call for name in CLASSES if not _class(name))
 
     def __str__(self) -> str:
         """Name the call in the list of tests."""
@@ -92,7 +99,7 @@ def names() -> dict[str, Any]:
     ids = prompt(18, repeat=4)
     new = new_ids(shared(), ids)
     return {
-        **{name: getattr(transformers, name) for name in CLASSES},
+        **{name: _class(name) for name in CLASSES},
         "torch": torch,
         "ids": ids,
         "new": new,
@@ -105,6 +112,10 @@ def names() -> dict[str, Any]:
         "by_row": _ByRow,
         "other_loop": lambda model, input_ids, **_: input_ids,
     }
+
+
+def _class(name: str) -> Any:
+    return getattr(transformers, name, None)
 
 
 class _Streamer:
@@ -248,7 +259,7 @@ STRATEGY = [
     Option("low_memory", "low_memory=True", note="of contrastive search"),
 ]
 
-CACHE = [
+CACHES = [
     Option("use_cache", "use_cache=True"),
     Option("use_cache", "use_cache=False", PLAIN, "use_cache=False"),
     Option("cache_implementation", "cache_implementation='dynamic'"),
@@ -351,7 +362,7 @@ ASSISTED = [
     Option("is_assistant", "is_assistant=True", REFUSED, "NoneType"),
     Option(
         "prompt_lookup_num_tokens",
-        "prompt_lookup_num_tokens=3",
+        "prompt_lookup_num_tokens=3, eos_token_id=127",
         PLAIN,
         "assisted generation",
         batch=None,
@@ -396,7 +407,7 @@ SECTIONS = {
     "Arguments": ARGUMENTS,
     "Length": LENGTH,
     "Strategy": STRATEGY,
-    "Cache": CACHE,
+    "Cache": CACHES,
     "Logits": LOGITS,
     "Outputs": OUTPUTS,
     "Special tokens": TOKENS,
@@ -426,6 +437,14 @@ something that has no row here.
 In the calls `ids` is a prompt, `new` what plain decoding adds to it, and `end` a token of that. A
 batch is greedy here.
 """
+
+
+#: Options that go to the model, or that ``generate`` takes out before it looks.
+MODEL_INPUTS = {
+    *("input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids"),
+    *("cache", "past_key_values", "logits_to_keep", "tokenizer", "assistant_tokenizer"),
+    *("trust_remote_code", "an unknown name"),
+}
 
 
 def document() -> str:

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
+from tests.helpers import CACHE
+
 
 def kv_from_scratch(model: Any, ids: list[int]) -> DynamicCache:
     """Return the cache of one plain pass over a text."""
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
-        model(input_ids=torch.tensor([ids]), cache=cache)
+        model(input_ids=torch.tensor([ids]), **{CACHE: cache})
     return cache
 
 

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+)
 
 from tests.helpers import VOCAB, _finish
 
@@ -87,6 +94,8 @@ def make_slot_family(family: str, *, attention: str = "eager", seed: int = 0) ->
     """Make a model of a family, with weights that are large enough for a wrong place to show."""
     torch.manual_seed(seed)
     config = AutoConfig.for_model(family, **SLOT_FAMILIES[family][0])
+    if attention == "sdpa" and not MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._supports_sdpa:
+        pytest.skip(f"transformers {transformers.__version__} has no sdpa for {family}")
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     model = _finish(model)
     model.generation_config.use_cache = True  # MPT's configuration says no
@@ -131,6 +140,9 @@ def make_two_parts(family: str, *, attention: str = "eager", seed: int = 0) -> A
     """Make an encoder-decoder model with large weights, which searches greedily by default."""
     torch.manual_seed(seed)
     config = AutoConfig.for_model(family, **TWO_PART_FAMILIES[family][0])
+    kind = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[type(config)]
+    if attention == "sdpa" and not kind._supports_sdpa:
+        pytest.skip(f"transformers {transformers.__version__} has no sdpa for {family}")
     model = AutoModelForSeq2SeqLM.from_config(config, attn_implementation=attention)
     return _greedy(_finish(model))
 
@@ -147,7 +159,7 @@ def make_whisper(*, attention: str = "eager", seed: int = 0) -> Any:
 def _greedy(model: Any) -> Any:
     settings = model.generation_config
     settings.num_beams, settings.forced_eos_token_id = 1, None
-    settings.no_repeat_ngram_size = settings.length_penalty = settings.early_stopping = None
+    settings.no_repeat_ngram_size, settings.length_penalty, settings.early_stopping = 0, 1.0, False
     settings.max_length = settings.min_length = None
     return model
 

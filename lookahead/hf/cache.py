@@ -14,13 +14,11 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import (
     Cache,
-    DummyLayer,
-    DynamicIndexedLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
-    LinearAttentionLayer,
 )
 
+from lookahead.hf.compat import DummyLayer, DynamicIndexedLayer, LinearAttentionLayer
 from lookahead.hf.kinds import (
     form_of,
     held_rows,
@@ -109,7 +107,7 @@ class SlotCache(Cache):
                 adopted.update_indexer(layer.indexer_keys)
         else:
             adopted = SlotLayer(self._lengths, form_of(index, layer))
-        held = held_rows(layer)
+        held = held_rows(self._given, layer)
         if held is not None:
             adopted.load(*held)
         return adopted

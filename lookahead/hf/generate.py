@@ -199,8 +199,7 @@ def decode(
             target.settle()
             pad = call.generation_config._pad_token_tensor
             stats.passes += fill_up(target, sequences, pad)
-    if extras.streamer is not None:
-        extras.streamer.end()
+    _end(extras, stream)
     stats.seconds = time.perf_counter() - start
     learnt.save_if_due()
     for note in learnt.notes():
@@ -266,6 +265,13 @@ def _emitter(extras: Extras, stream: BatchStream | None, slot: int) -> Callable[
         extras.streamer.put(torch.tensor([token]))
 
     return emit
+
+
+def _end(extras: Extras, stream: BatchStream | None) -> None:
+    if stream is not None:
+        stream.watch(())  # rows and stream know each other, and hold what the passes computed
+    if extras.streamer is not None:
+        extras.streamer.end()
 
 
 def _target_kind(shape: Shape) -> Callable[..., HFTarget]:

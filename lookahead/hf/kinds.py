@@ -14,14 +14,9 @@ from torch import Tensor
 from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
-    DummyLayer,
     DynamicCache,
-    DynamicIndexedLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
-    LinearAttentionAndFullAttentionLayer,
-    LinearAttentionAndSlidingWindowAttentionLayer,
-    LinearAttentionLayer,
     QuantizedCache,
     StaticCache,
     StaticLayer,
@@ -29,6 +24,16 @@ from transformers.cache_utils import (
 )
 
 from lookahead.errors import UnsupportedError
+from lookahead.hf.compat import (
+    DummyLayer,
+    DynamicIndexedLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
+    begin_layer,
+    length_of,
+    set_length,
+)
 
 __all__ = [
     "LayerForm",
@@ -120,7 +125,8 @@ def form_of(index: int, layer: CacheLayerMixin) -> LayerForm:
     refuse_recorded_past(index, layer)
     if kind is DynamicSlidingWindowLayer:
         return LayerForm(window=layer.sliding_window)
-    if kind is StaticSlidingWindowLayer and not layer.is_croppable:
+    # Before 5.17 it does not say whether its window is longer than its buffer.
+    if kind is StaticSlidingWindowLayer and not getattr(layer, "is_croppable", False):
         return LayerForm(window=layer.max_cache_len, size=layer.max_cache_len)
     # A static layer as long as its window, or shorter, is filled up to its end and never slides.
     return LayerForm(size=getattr(layer, "max_cache_len", None))
@@ -142,9 +148,9 @@ def room_of(given: Cache) -> int | None:
     return min((f.size for f in forms if f.size is not None and f.window is None), default=None)
 
 
-def held_rows(layer: CacheLayerMixin) -> tuple[Tensor, Tensor, int] | None:
+def held_rows(given: Cache, layer: CacheLayerMixin) -> tuple[Tensor, Tensor, int] | None:
     """Return the K/V that a layer holds, [batch, heads, rows, size], and its length, if any."""
-    length = int(layer.get_seq_length()) if layer.is_initialized else 0
+    length = length_of(given, layer) if layer.is_initialized else 0
     if length == 0:
         return None
     rows = min(length, layer.keys.shape[-2])
@@ -168,7 +174,7 @@ def write_back(
         Rows of the prompt that this run read, by pass.
     """
     if not layer.is_initialized:
-        layer.lazy_initialization(keys, values)
+        begin_layer(layer, keys, values)
     if isinstance(layer, StaticLayer):
         _fill_static(layer, keys, values, length, parts)
         return
@@ -187,7 +193,7 @@ def _fill_static(
     rows = min(length, layer.max_cache_len)
     layer.keys[:, :, :rows] = keys[:, :, keys.shape[-2] - rows :]
     layer.values[:, :, :rows] = values[:, :, values.shape[-2] - rows :]
-    if isinstance(layer, StaticSlidingWindowLayer):
+    if isinstance(layer, StaticSlidingWindowLayer) and hasattr(layer, "cumulative_length_int"):
         # Its tensor stops counting at the first pass that does not fit whole.
         counted, count = layer.cumulative_length_int, int(layer.cumulative_length)
         for part in [*parts, *[1] * (length - counted - sum(parts))]:
@@ -197,7 +203,7 @@ def _fill_static(
         layer.cumulative_length_int = length
         layer.cumulative_length.fill_(count)
     else:
-        layer.cumulative_length.fill_(length)
+        set_length(layer, length)
 
 
 def _kind(kind: type, known: Sequence[type]) -> type | None:

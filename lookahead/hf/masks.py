@@ -19,13 +19,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers.masking_utils import (
-    AttentionMaskInterface,
-    bidirectional_mask_function,
-    causal_mask_function,
-)
+from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
 
 from lookahead.errors import UnsupportedError
+from lookahead.hf.compat import bidirectional_mask_function
 from lookahead.hf.early import Corner
 
 __all__ = ["SUPPORTED", "Visibility", "install", "tree_attention", "visibility_of"]

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lookahead.hf.compat import first_place
 from lookahead.hf.masks import Visibility
 from lookahead.hf.split import Instead, instead
 
@@ -198,7 +199,9 @@ def _relative_bias(module: Any, places: Places) -> Instead:  # noqa: ARG001
     def compute(bias: Instead, *_: Any, **__: Any) -> Tensor:
         low, high = int(places.rows.min()), int(places.rows.max())
         # From every place where a row stands to every place: [heads, places of rows, places]
-        table = bias(high + 1 - low, high + 1, device=places.rows.device, past_seen_tokens=low)[0]
+        device = places.rows.device
+        first = first_place(bias, low, high, device)
+        table = bias(high + 1 - low, high + 1, device=device, **first)[0]
         keys = places.keys.clamp(max=high)  # what lies ahead is not seen
         taken: Tensor = table[:, (places.rows - low)[:, :, None], keys[:, None, :]]
         return taken.transpose(0, 1)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lookahead.hf.compat import positions_by_mask
+
 __all__ = [
     "prompt_mask",
     "prompt_mask_name",
@@ -39,7 +41,8 @@ def prompt_mask(model: Any, model_kwargs: dict[str, Any]) -> Tensor | None:
     It also covers what a cache that was passed in holds.
     """
     mask: Tensor | None = model_kwargs.get(prompt_mask_name(model))
-    return mask
+    # Until 5.19 the library hands on, or makes, masks of nothing but ones.
+    return None if mask is None or bool(mask.all()) else mask
 
 
 def prompt_positions(
@@ -69,7 +72,10 @@ def prompt_positions(
     given: Tensor | None = model_kwargs.get(prompt_positions_name(model))
     if given is not None:
         return given
-    mask = prompt_mask(model, model_kwargs)
+    mask: Tensor | None = model_kwargs.get(prompt_mask_name(model))
+    derived = positions_by_mask(mask)
+    if derived is not None and takes_positions(model):
+        return derived
     length = getattr(settings, "_mask_length", None) if mask is None else mask.shape[1]
     tokens = max(input_ids.shape[1], length or 0)
     return torch.arange(tokens, device=input_ids.device)[None]

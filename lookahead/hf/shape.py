@@ -15,10 +15,11 @@ from transformers.cache_utils import DynamicCache
 
 from lookahead.hf.cache import SlotCache
 from lookahead.hf.chain import ChainTarget
-from lookahead.hf.compat import vocab_size
+from lookahead.hf.compat import COUNTS_SLOTS, vocab_size
 from lookahead.hf.layers import reason_for_layers
 from lookahead.hf.masks import SUPPORTED
 from lookahead.hf.prepared import Prepared
+from lookahead.hf.prompts import prompt_mask
 from lookahead.hf.selftest import (
     difference,
     find_fault,
@@ -80,7 +81,10 @@ def _ways(model: Any) -> tuple[bool, ...]:
     """Return the ways to read a chain that are worth trying: with masks of ours, or without."""
     if model.config.is_encoder_decoder:
         return ()
-    attention = model.config.get_text_config(decoder=True)._attn_implementation
+    text = model.config.get_text_config(decoder=True)
+    attention = text._attn_implementation
+    if COUNTS_SLOTS and attention in SUPPORTED and True in DynamicCache(config=text).is_sliding:
+        return ()  # before 5.4 many models make masks of their own, for a cache that slides
     return (True, False) if attention in SUPPORTED else (False,)
 
 
@@ -152,7 +156,7 @@ def reason_for_shape(
         return None
     if call.batch > 1:
         return f"{shape.reason}; one sequence at a time would be accelerated"
-    if call.model_kwargs.get("attention_mask") is not None:
+    if prompt_mask(call.model, call.model_kwargs) is not None:
         return f"{shape.reason}; a prompt without padding would be accelerated"
     if fields and cache.has_states:
         return f"{shape.reason}; without {' and '.join(fields)} it would be accelerated"

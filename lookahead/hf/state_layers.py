@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from transformers.cache_utils import (
-    DynamicLayer,
+from transformers.cache_utils import DynamicLayer
+
+from lookahead.hf.compat import (
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionAndSlidingWindowAttentionLayer,
     LinearAttentionLayer,
 )
-
 from lookahead.hf.kinds import LayerForm
 from lookahead.hf.slot_layers import Lengths, SlotLayer
 

@@ -11,11 +11,13 @@ from typing import Any
 from transformers import StaticCache
 from transformers.generation.configuration_utils import GenerationMode
 
+from lookahead.hf.compat import KNOWS_FIRST, PREPARES_POSITIONS
 from lookahead.hf.encoder_decoder import self_attention_part
 from lookahead.hf.kinds import room_of
 from lookahead.hf.masks import SUPPORTED
 from lookahead.hf.outputs import wanted_outputs
 from lookahead.hf.prepared import Prepared, ends_in_time, keeps_cache
+from lookahead.hf.prompts import prompt_mask, prompt_positions_name
 from lookahead.hf.ropes import reason_for_rope
 from lookahead.hf.rules import reason_for_rules
 from lookahead.noise import Draws
@@ -76,7 +78,7 @@ def reason_for_call(call: Prepared, cache: Any) -> str | None:
     mode = generation_config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         return f"{mode.value.replace('_', ' ')} is not greedy search or sampling"
-    padded = model_kwargs.get("attention_mask") is not None
+    padded = prompt_mask(call.model, model_kwargs) is not None
     if padded and call.model.config.model_type in SHIFTED_PADDING:
         return f"{type(call.model).__name__} does not keep the padding of a prompt in its place"
     if padded and _padding_shows(call, cache):
@@ -85,6 +87,8 @@ def reason_for_call(call: Prepared, cache: Any) -> str | None:
         return "there is no cache to decode with; use_cache=False leaves it out"
     if call.model.config.is_encoder_decoder and getattr(cache, "_is_user_defined", False):
         return "a cache passed in with an encoder-decoder model is not supported yet"
+    if not PREPARES_POSITIONS and (reason := _reason_for_positions(call)):
+        return reason
     if call.positions.shape[-1] == 0:
         return "the prompt is empty"
     text = call.model.config.get_text_config(decoder=True)
@@ -95,6 +99,18 @@ def reason_for_call(call: Prepared, cache: Any) -> str | None:
         if generation_config.do_sample and not Draws.are_known(device):
             return f"the order of a batch's draws on {device.type} is not known"
         return reason_for_rules(call.logits_processor, call.stopping_criteria)
+    return None
+
+
+def _reason_for_positions(call: Prepared) -> str | None:
+    """Say what an old release does with positions that cannot be told from outside, or None."""
+    if call.model_kwargs.get(prompt_positions_name(call.model)) is not None:
+        return "this release of transformers gives new tokens the last of the positions passed in"
+    if any(hasattr(module, "rope_deltas") for module in call.model.modules()):
+        return "in this release of transformers the model works out positions of images by itself"
+    embeddings = call.model_kwargs.get("inputs_embeds")
+    if not KNOWS_FIRST and embeddings is not None and embeddings.shape[1] == 1:
+        return "this release of transformers reads a single embedding again in each step"
     return None
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lookahead.errors import UnsupportedError
 from lookahead.hf.cache import EarlyPath, SlotCache
+from lookahead.hf.compat import pass_arguments, prefill
 from lookahead.hf.early import Corner, EarlyRows
 from lookahead.hf.grouped import grouped_queries
 from lookahead.hf.masks import Visibility, tree_attention, visibility_of
@@ -118,9 +119,7 @@ class HFTarget:
             self._model, self._input_ids, self._generation_config, self._kwargs
         )
         with ordinary_weights(), last_hidden_state(self._model) as seen, self._watching() as left:
-            outputs = self._model._prefill(
-                self._input_ids, self._generation_config, self._kwargs, is_first_iteration=True
-            )
+            outputs = prefill(self._model, self._input_ids, self._generation_config, self._kwargs)
         made = outputs.get(self._cache_name)
         if made is not None and made is not self._kwargs[self._cache_name]:
             self._cache.load(made)
@@ -383,7 +382,8 @@ class HFTarget:
         first = self._first_position + self._cache.lengths - self._prompt_slots
         device = self._input_ids.device
         positions = torch.from_numpy(first[..., None] + depths[:, behind:]).to(device)
-        inputs = self._inputs(torch.from_numpy(tokens).to(device), positions)
+        first_slot = max(self._cache.lengths) + behind
+        inputs = self._inputs(torch.from_numpy(tokens).to(device), positions, first_slot)
         with ExitStack() as stack:
             if self._needs_mask(num_rows, corners):
                 visibility = self._visibility(corners, depths, num_rows)
@@ -403,9 +403,9 @@ class HFTarget:
             return nullcontext({})
         return self._split.watching(self._watched)
 
-    def _inputs(self, tokens: Tensor, positions: Tensor) -> dict[str, Any]:
+    def _inputs(self, tokens: Tensor, positions: Tensor, first_slot: int) -> dict[str, Any]:
         """Let the model prepare its own inputs for the rows of a pass."""
-        kwargs = dict(self._kwargs)
+        kwargs = self._kwargs | pass_arguments(first_slot, tokens.shape[1], tokens.device)
         kwargs[prompt_mask_name(self._model)] = None
         if self._takes_positions:
             kwargs[self._positions_name] = positions
@@ -414,9 +414,7 @@ class HFTarget:
                 # Plain decoding gives every new token the type of the last one, or that of text.
                 last = torch.zeros_like if name == "mm_token_type_ids" else torch.clone
                 kwargs[name] = last(value[..., -1:]).expand(*value.shape[:-1], tokens.shape[1])
-        inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(
-            tokens, is_first_iteration=False, **kwargs
-        )
+        inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(tokens, **kwargs)
         if self._takes_positions:
             inputs[self._positions_name] = positions
         if "logits_to_keep" in kwargs or "logits_to_keep" in inputs:

@@ -8,7 +8,7 @@ from transformers import DynamicCache
 
 import lookahead
 from tests.drafters import ALL
-from tests.helpers import FAMILIES, fresh, prompt, shared
+from tests.helpers import CACHE, FAMILIES, NEW_IDS_ALONE, cache_of, fresh, prompt, shared
 from tests.oracles import assert_cache_from_scratch, assert_same_cache
 from tests.vocabularies import word_tokenizer
 
@@ -25,12 +25,12 @@ def _chat(model, *, cache, with_mask, new=10, **options):
             ids,
             max_new_tokens=new,
             do_sample=False,
-            cache=cache,
+            **{CACHE: cache},
             return_dict_in_generate=True,
             **extra,
             **options,
         )
-        ids, cache = out.sequences, out.cache
+        ids, cache = out.sequences, cache_of(out)
         caches.append(cache.get_seq_length())
     return ids, cache, caches
 
@@ -61,6 +61,7 @@ def test_k1_a_cache_goes_from_turn_to_turn(family, start, with_mask):
 
 
 @pytest.mark.parametrize("drafter", ["all", "oracle", "half", "random", "none"])
+@NEW_IDS_ALONE
 def test_k2_only_the_new_ids_may_be_given_with_a_cache(drafter):
     """K1 in the other style: ids that hold what is not cached, and no more."""
     model = shared()
@@ -75,7 +76,7 @@ def test_k2_only_the_new_ids_may_be_given_with_a_cache(drafter):
         return model.generate(
             rest,
             attention_mask=mask,
-            cache=copy.deepcopy(first.cache),
+            **{CACHE: copy.deepcopy(cache_of(first))},
             max_new_tokens=10,
             do_sample=False,
             return_dict_in_generate=True,
@@ -86,7 +87,7 @@ def test_k2_only_the_new_ids_may_be_given_with_a_cache(drafter):
     with lookahead.accelerate(model, **({"strict": True} | ALL[drafter](text))):
         fast = go()
     assert fast.sequences.tolist() == plain.sequences.tolist()
-    assert_same_cache(fast.cache, plain.cache)
+    assert_same_cache(cache_of(fast), cache_of(plain))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -101,7 +102,7 @@ def test_k3_acceleration_may_be_switched_in_mid_session(family):
             lookahead.accelerate(model, nodes=8, strict=True)
         else:
             lookahead.restore(model)
-        ids = model.generate(ids, max_new_tokens=10, do_sample=False, cache=cache)
+        ids = model.generate(ids, max_new_tokens=10, do_sample=False, **{CACHE: cache})
         assert_cache_from_scratch(model, cache, ids[0].tolist()) if family != "mistral" else None
     assert ids.tolist() == expected.tolist()
 
@@ -136,12 +137,12 @@ def test_k5_an_unusual_split_of_a_word_goes_on_by_ids():
         max_new_tokens=8,
         do_sample=False,
         prefix_allowed_tokens_fn=lambda b, i: [9, 17],
-        cache=cache,
+        **{CACHE: cache},
     )
     following = torch.cat([forced, torch.tensor([[40, 41]])], dim=1)
     plain = model.generate(following, max_new_tokens=10, do_sample=False)
     with lookahead.accelerate(model, strict=True):
-        fast = model.generate(following, max_new_tokens=10, do_sample=False, cache=cache)
+        fast = model.generate(following, max_new_tokens=10, do_sample=False, **{CACHE: cache})
     assert fast.tolist() == plain.tolist()
 
 
@@ -150,9 +151,13 @@ def test_k6_a_cache_that_was_passed_in_is_the_one_that_comes_back():
     model, cache = shared(), DynamicCache()
     with lookahead.accelerate(model, strict=True):
         out = model.generate(
-            USER[0], max_new_tokens=6, do_sample=False, cache=cache, return_dict_in_generate=True
+            USER[0],
+            max_new_tokens=6,
+            do_sample=False,
+            **{CACHE: cache},
+            return_dict_in_generate=True,
         )
-    assert out.cache is cache
+    assert cache_of(out) is cache
     assert_cache_from_scratch(model, cache, out.sequences[0].tolist())
     cache.crop(4 - cache.get_seq_length())
     assert cache.get_seq_length() == 4
@@ -162,5 +167,5 @@ def test_k7_a_cache_of_zero_new_tokens_is_filled_with_the_prompt():
     """K1 with one new token: the prompt alone is cached."""
     model, cache = shared(), DynamicCache()
     with lookahead.accelerate(model, strict=True):
-        out = model.generate(USER[0], max_new_tokens=1, do_sample=False, cache=cache)
+        out = model.generate(USER[0], max_new_tokens=1, do_sample=False, **{CACHE: cache})
     assert_cache_from_scratch(model, cache, out[0].tolist())

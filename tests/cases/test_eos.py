@@ -8,7 +8,18 @@ from transformers import DynamicCache
 
 import lookahead
 from tests.drafters import ALL, WELL_BEHAVED, Oracle
-from tests.helpers import Recorder, check, first_seen, fresh, new_ids, prompt, quietly, shared
+from tests.helpers import (
+    CACHE,
+    Recorder,
+    cache_of,
+    check,
+    first_seen,
+    fresh,
+    new_ids,
+    prompt,
+    quietly,
+    shared,
+)
 
 IDS = prompt(18, repeat=4)
 
@@ -48,7 +59,7 @@ def test_a1_end_token_at_every_offset_of_a_block_ends_the_text(place, length):
     assert [s.ids for s in streamers] == [fast.sequences[0].tolist()] * 2
     assert [s.ends for s in streamers] == [1, 1]
     assert len(fast.scores) == len(fast.logits) == end
-    assert fast.cache.get_seq_length() == runs.plain.cache.get_seq_length()
+    assert cache_of(fast).get_seq_length() == cache_of(runs.plain).get_seq_length()
 
 
 @pytest.mark.parametrize("drafter", WELL_BEHAVED)
@@ -177,6 +188,6 @@ def test_a9_what_comes_behind_the_end_is_not_learnt_as_text(llama):
     cache = DynamicCache()
     with lookahead.accelerate(llama, sources=(), drafters=(Oracle(text, 8),)):
         out = llama.generate(
-            IDS, max_new_tokens=24, do_sample=False, eos_token_id=new[4], cache=cache
+            IDS, max_new_tokens=24, do_sample=False, eos_token_id=new[4], **{CACHE: cache}
         )
     assert cache.get_seq_length() == out.shape[1] - 1

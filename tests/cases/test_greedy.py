@@ -8,7 +8,18 @@ import torch
 import lookahead
 from lookahead.hf import target as target_module
 from tests.drafters import ALL, Half, Oracle, Random
-from tests.helpers import FAMILIES, VOCAB, check, fresh, make_model, new_ids, prompt, shared
+from tests.helpers import (
+    CACHE,
+    FAMILIES,
+    VOCAB,
+    cache_of,
+    check,
+    fresh,
+    make_model,
+    new_ids,
+    prompt,
+    shared,
+)
 from tests.oracles import assert_same_cache, kv_from_scratch, next_logits
 
 
@@ -90,7 +101,7 @@ def test_d5_the_state_after_the_last_round_gives_the_right_next_logits():
         out = model.generate(ids, max_new_tokens=20, do_sample=False, return_dict_in_generate=True)
     last = out.sequences[:, -1:]
     with torch.no_grad():
-        logits = model(input_ids=last, cache=out.cache).logits[0, -1]
+        logits = model(input_ids=last, **{CACHE: cache_of(out)}).logits[0, -1]
     full = next_logits(model, out.sequences[0].tolist())
     torch.testing.assert_close(logits, full, atol=1e-4, rtol=1e-4)
 
@@ -164,7 +175,9 @@ def test_d12_two_caches_of_one_text_are_alike():
             do_sample=False,
             return_dict_in_generate=True,
         )
-        assert_same_cache(runs.fast.cache, runs.plain.cache)
-        for mine, right in zip(runs.fast.cache.layers, runs.plain.cache.layers, strict=True):
+        assert_same_cache(cache_of(runs.fast), cache_of(runs.plain))
+        for mine, right in zip(
+            cache_of(runs.fast).layers, cache_of(runs.plain).layers, strict=True
+        ):
             assert type(mine) is type(right)
             assert mine.keys.shape == right.keys.shape

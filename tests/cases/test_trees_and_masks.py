@@ -17,7 +17,18 @@ from lookahead.hf import masks, selftest
 from lookahead.hf.cache import SlotCache
 from lookahead.hf.target import HFTarget
 from tests.drafters import ALL, Oracle
-from tests.helpers import FAMILIES, _finish, check, fresh, make_model, new_ids, prompt, shared
+from tests.helpers import (
+    CACHE,
+    FAMILIES,
+    _finish,
+    cache_of,
+    check,
+    fresh,
+    make_model,
+    new_ids,
+    prompt,
+    shared,
+)
 from tests.oracles import next_logits
 from tests.slot_families import make_slot_family
 
@@ -26,13 +37,13 @@ def tree_pass(model, ids, trees):
     """Verify trees one after another, keeping only the root of each; return all logits."""
     cache = SlotCache(DynamicCache(config=model.config), 1)
     kwargs = {
-        "cache": cache,
+        CACHE: cache,
         "position_ids": torch.arange(len(ids) - 1)[None],
         "attention_mask": None,
         "use_cache": True,
     }
     settings = type("Settings", (), {"prefill_chunk_size": None, "_mask_length": len(ids) - 1})
-    target = HFTarget(model, torch.tensor([ids[:-1]]), [ids[:-1]], settings, kwargs, cache, "cache")
+    target = HFTarget(model, torch.tensor([ids[:-1]]), [ids[:-1]], settings, kwargs, cache, CACHE)
     masks.install()
     with torch.no_grad():
         target.prefill()
@@ -232,7 +243,7 @@ def test_f9_a_model_that_reads_a_long_prompt_into_a_cache_of_its_own(rope, lengt
         fast = model.generate(ids, max_new_tokens=20, do_sample=False, return_dict_in_generate=True)
         assert lookahead.last_stats(model).accelerated == strict
     assert fast.sequences.tolist() == plain.sequences.tolist()
-    torch.testing.assert_close(fast.cache.layers[1].keys, plain.cache.layers[1].keys)
+    torch.testing.assert_close(cache_of(fast).layers[1].keys, cache_of(plain).layers[1].keys)
 
 
 @pytest.mark.parametrize("rope", ["linear", "yarn", "llama3"])

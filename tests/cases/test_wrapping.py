@@ -11,7 +11,17 @@ import transformers
 
 import lookahead
 from tests.drafters import ALL
-from tests.helpers import FAMILIES, Recorder, check, fresh, make_model, new_ids, prompt, shared
+from tests.helpers import (
+    FAMILIES,
+    Recorder,
+    cache_of,
+    check,
+    fresh,
+    make_model,
+    new_ids,
+    prompt,
+    shared,
+)
 
 IDS = prompt(18, repeat=4)
 
@@ -19,8 +29,8 @@ IDS = prompt(18, repeat=4)
 class Flavoured(transformers.LlamaForCausalLM):
     """Takes a tensor of its own that changes the logits, and is extended by nobody."""
 
-    def forward(self, input_ids=None, position_ids=None, cache=None, flavour=None, **kwargs):
-        outputs = super().forward(input_ids, position_ids=position_ids, cache=cache, **kwargs)
+    def forward(self, input_ids=None, position_ids=None, flavour=None, **kwargs):
+        outputs = super().forward(input_ids, position_ids=position_ids, **kwargs)
         if flavour is not None:
             outputs.logits = outputs.logits + 3.0 * flavour[:, None, :]
         return outputs
@@ -122,7 +132,7 @@ def test_o7_a_prompt_of_embeddings_gives_what_plain_gives(family, with_ids):
         model, ids, make=make, max_new_tokens=30, do_sample=False, return_dict_in_generate=True
     )
     assert [v.tolist() for v in streamers[1].values] == [v.tolist() for v in streamers[0].values]
-    assert runs.fast.cache.get_seq_length() == runs.plain.cache.get_seq_length()
+    assert cache_of(runs.fast).get_seq_length() == cache_of(runs.plain).get_seq_length()
 
 
 @pytest.mark.parametrize("length", [1, 2, 40])
@@ -277,7 +287,7 @@ def test_r4_a_release_outside_the_tested_range_gets_one_clear_sentence(monkeypat
     """R1 for the library itself."""
     from lookahead.hf import compat
 
-    for version in ("4.40.0", "99.0"):
+    for version in ("4.40.0", "5.1.0", "99.0"):
         monkeypatch.setattr(compat.transformers, "__version__", version)
         with pytest.raises(lookahead.VersionError, match=version.replace(".", r"\.")) as caught:
             lookahead.accelerate(fresh())

@@ -15,6 +15,7 @@ import re
 import runpy
 import shlex
 import textwrap
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,12 @@ import pytest
 import torch
 import transformers
 import typer
+from packaging.specifiers import SpecifierSet
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import lookahead
 from lookahead.cli.app import app
+from lookahead.hf.compat import SUPPORTED
 from lookahead.rows import rows_of
 from lookahead.window import LookaheadWindow
 
@@ -316,6 +319,12 @@ def _reasons(path: Path, exceptions: tuple[str, ...]) -> Iterator[str]:
             yield "".join(
                 str(part.value) if isinstance(part, ast.Constant) else "…" for part in text.values
             )
+
+
+def test_the_range_of_transformers_is_that_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    needed = next(d for d in project["dependencies"] if d.startswith("transformers"))
+    assert SpecifierSet(needed.removeprefix("transformers")) == SUPPORTED
 
 
 def test_readme_is_short() -> None:

@@ -6,14 +6,32 @@ import copy
 
 import pytest
 import torch
-from transformers import CompileConfig, DynamicCache, QuantizedCache, StaticCache
+from transformers import (
+    CompileConfig,
+    DynamicCache,
+    GenerationConfig,
+    QuantizedCache,
+    StaticCache,
+    cache_utils,
+)
 from transformers.cache_utils import DynamicLayer
 
 import lookahead
 from lookahead.hf.kinds import LayerForm
 from tests.cases.test_batches import ragged
 from tests.drafters import ALL
-from tests.helpers import FAMILIES, WINDOW, check, fresh, new_ids, prompt, shared
+from tests.helpers import (
+    CACHE,
+    FAMILIES,
+    NEW_IDS_ALONE,
+    WINDOW,
+    cache_of,
+    check,
+    fresh,
+    new_ids,
+    prompt,
+    shared,
+)
 from tests.oracles import assert_same_cache
 
 IDS = prompt(18, repeat=4)
@@ -40,9 +58,9 @@ def test_a_cache_of_the_users_own_is_used_and_left_as_plain_leaves_it(family, ki
         cache = DynamicCache(config=model.config) if "typed" in kind else DynamicCache()
         if "filled" in kind:
             with torch.no_grad():
-                model(input_ids=IDS[:, :11], cache=cache)
+                model(input_ids=IDS[:, :11], **{CACHE: cache})
         made.append(cache)
-        return {"cache": cache}
+        return {CACHE: cache}
 
     runs = check(model, IDS, make=make, max_new_tokens=20, do_sample=False)
     plain, fast = made
@@ -60,8 +78,8 @@ def test_a_cache_with_all_but_the_last_token_of_a_prompt_is_used(family):
     def make():
         cache = DynamicCache(config=model.config)
         with torch.no_grad():
-            model(input_ids=IDS[:, :-1], cache=cache)
-        return {"cache": cache}
+            model(input_ids=IDS[:, :-1], **{CACHE: cache})
+        return {CACHE: cache}
 
     for sample in (False, True):
         check(model, IDS, make=make, max_new_tokens=20, do_sample=sample)
@@ -78,7 +96,7 @@ def test_a_static_cache_is_left_as_plain_leaves_it(family, drafter):
 
             def make(made=made):
                 made.append(StaticCache(config=model.config, max_cache_len=45))
-                return {"cache": made[-1]}
+                return {CACHE: made[-1]}
 
             check(
                 model,
@@ -96,15 +114,16 @@ def test_a_static_cache_is_left_as_plain_leaves_it(family, drafter):
 @pytest.mark.parametrize("family", [*FAMILIES, "gemma3"])
 def test_a_static_cache_is_made_and_returned_as_in_plain(family, attention):
     model = shared(family, attention=attention)
-    for options in ({}, {"max_cache_len": 99, "disable_compile": True}, {"do_sample": True}):
+    size = {"max_cache_len": 99} if hasattr(GenerationConfig(), "max_cache_len") else {}
+    for options in ({}, size | {"disable_compile": True}, {"do_sample": True}):
         arguments = {"max_new_tokens": 24, "do_sample": False} | options
         arguments |= {"cache_implementation": "static", "return_dict_in_generate": True}
         runs = check(model, IDS, **arguments)
-        assert_left_as_plain(runs.fast.cache, runs.plain.cache)
+        assert_left_as_plain(cache_of(runs.fast), cache_of(runs.plain))
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
-@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("whole", [True, pytest.param(False, marks=NEW_IDS_ALONE)])
 def test_a_static_cache_is_brought_turn_after_turn(family, whole):
     model, ids = shared(family), IDS
     caches = [StaticCache(config=model.config, max_cache_len=90) for _ in range(2)]
@@ -113,7 +132,7 @@ def test_a_static_cache_is_brought_turn_after_turn(family, whole):
         left = list(caches)
 
         def make(left=left):
-            return {"cache": left.pop(0)}
+            return {CACHE: left.pop(0)}
 
         given = ids if whole or turn == 0 else ids[:, caches[0].get_seq_length() :]
         runs = check(
@@ -141,7 +160,7 @@ def test_a_static_cache_of_a_batch(family):
 
         def make(made=made):
             made.append(StaticCache(config=model.config, max_cache_len=40))
-            return {"cache": made[-1]}
+            return {CACHE: made[-1]}
 
         check(model, ids, make=make, max_new_tokens=20, do_sample=False, **options)
         assert_left_as_plain(made[1], made[0])
@@ -155,7 +174,7 @@ def test_a_static_cache_that_is_too_small_fails_as_in_plain():
 
     def run(**more):
         cache = StaticCache(config=model.config, max_cache_len=30)
-        return model.generate(IDS, cache=cache, max_new_tokens=20, do_sample=False, **more)
+        return model.generate(IDS, **{CACHE: cache}, max_new_tokens=20, do_sample=False, **more)
 
     with pytest.raises(Exception) as plain:  # noqa: PT011 - whatever the library raises
         run()
@@ -185,7 +204,7 @@ def test_a_cache_is_untouched_when_a_run_is_broken_off(kind):
     size = {"max_cache_len": 60} if kind is StaticCache else {}
     cache = kind(config=model.config, **size)
     with torch.no_grad():
-        model(input_ids=IDS[:, :9], cache=cache)
+        model(input_ids=IDS[:, :9], **{CACHE: cache})
     before = copy.deepcopy(cache)
 
     class Stopped(Exception):
@@ -198,10 +217,10 @@ def test_a_cache_is_untouched_when_a_run_is_broken_off(kind):
 
     with lookahead.accelerate(model, nodes=8, strict=True):
         with pytest.raises(Stopped):
-            model.generate(IDS, cache=cache, logits_processor=[stop], max_new_tokens=20)
+            model.generate(IDS, **{CACHE: cache}, logits_processor=[stop], max_new_tokens=20)
         assert_left_as_plain(cache, before)
-        fast = model.generate(IDS, cache=cache, max_new_tokens=20, do_sample=False)
-    plain = model.generate(IDS, cache=before, max_new_tokens=20, do_sample=False)
+        fast = model.generate(IDS, **{CACHE: cache}, max_new_tokens=20, do_sample=False)
+    plain = model.generate(IDS, **{CACHE: before}, max_new_tokens=20, do_sample=False)
     assert fast.tolist() == plain.tolist()
     assert_left_as_plain(cache, before)
 
@@ -237,7 +256,7 @@ def test_a_subclass_that_overrides_nothing_is_its_parent():
     def make():
         made.append(NamedCache("mine", config=model.config))
         made[-1].layers[1] = NamedLayer()
-        return {"cache": made[-1]}
+        return {CACHE: made[-1]}
 
     check(model, IDS, make=make, max_new_tokens=20, do_sample=False)
     assert_left_as_plain(made[1], made[0])
@@ -251,27 +270,33 @@ def test_a_subclass_that_overrides_something_runs_plain():
         lookahead.accelerate(model),
         pytest.warns(lookahead.LookaheadWarning, match="the cache is a CountingCache"),
     ):
-        fast = model.generate(IDS, cache=cache, max_new_tokens=8, do_sample=False)
+        fast = model.generate(IDS, **{CACHE: cache}, max_new_tokens=8, do_sample=False)
     assert cache.updates == 8 * len(model.model.layers)
     assert fast.tolist() == model.generate(IDS, max_new_tokens=8, do_sample=False).tolist()
 
 
+@pytest.mark.skipif(
+    not hasattr(DynamicCache, "activate_past_recording"), reason="caches record no past yet"
+)
 def test_a_cache_that_records_its_past_is_left_to_its_owner():
     model, caches = fresh("mistral"), []
     for _ in range(2):
         caches.append(DynamicCache(config=model.config))
         caches[-1].activate_past_recording()
-    plain = model.generate(IDS, cache=caches[0], max_new_tokens=9, do_sample=False)
+    plain = model.generate(IDS, **{CACHE: caches[0]}, max_new_tokens=9, do_sample=False)
     with (
         lookahead.accelerate(model),
         pytest.warns(lookahead.LookaheadWarning, match="layer 0 of the cache records its past"),
     ):
-        fast = model.generate(IDS, cache=caches[1], max_new_tokens=9, do_sample=False)
+        fast = model.generate(IDS, **{CACHE: caches[1]}, max_new_tokens=9, do_sample=False)
     assert fast.tolist() == plain.tolist()
     assert_left_as_plain(caches[1], caches[0])
     assert caches[1].layers[0].keys.shape[2] == IDS.shape[1] + 8
 
 
+@pytest.mark.skipif(
+    not hasattr(cache_utils, "Fp8QuantizedLayer"), reason="no quantised cache without more packages"
+)
 @pytest.mark.parametrize("sample", [False, True])
 @pytest.mark.parametrize("way", ["implementation", "object"])
 def test_a_quantised_cache_runs_plain_since_it_makes_steps_of_rounding(way, sample):
@@ -281,7 +306,7 @@ def test_a_quantised_cache_runs_plain_since_it_makes_steps_of_rounding(way, samp
         if way == "implementation":
             return {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}}
         caches.append(QuantizedCache("fp8", model.config))
-        return {"cache": caches[-1]}
+        return {CACHE: caches[-1]}
 
     def run():
         torch.manual_seed(3)
@@ -335,7 +360,7 @@ def test_an_offloaded_cache_runs_plain(kind):
         lookahead.accelerate(model, strict=True),
         pytest.raises(lookahead.UnsupportedError, match="offloaded"),
     ):
-        model.generate(IDS, cache=cache, max_new_tokens=4)
+        model.generate(IDS, **{CACHE: cache}, max_new_tokens=4)
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,13 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache
 
 import lookahead
+from lookahead.hf.compat import KNOWS_STATES
 from lookahead.hf.masks import install
 from lookahead.hf.outputs import StepOutputs
 from lookahead.hf.outputs_check import find_outputs_fault
 from lookahead.hf.split import LayerSplit
 from tests.drafters import DRAFTERS
-from tests.helpers import Recorder, check, first_seen, prompt
+from tests.helpers import CACHE, Recorder, cache_of, check, first_seen, prompt
 from tests.oracles import assert_same_cache, assert_same_outputs
 from tests.slot_families import TWO_PART_FAMILIES, cases_of, make_two_parts, make_whisper
 from tests.zoo.others import build_other, inputs
@@ -98,10 +99,12 @@ def test_the_result_object_is_that_of_plain_generation(family):
     for name in ("scores", "logits"):
         for mine, right in zip(runs.fast[name], runs.plain[name], strict=True):
             torch.testing.assert_close(mine, right, atol=1e-4, rtol=1e-4)
-    assert type(runs.fast.cache) is EncoderDecoderCache
+    assert type(cache_of(runs.fast)) is EncoderDecoderCache
     for part in ("self_attention_cache", "cross_attention_cache"):
-        assert_same_cache(getattr(runs.fast.cache, part), getattr(runs.plain.cache, part), 1e-4)
-    assert runs.fast.cache.is_updated == runs.plain.cache.is_updated
+        assert_same_cache(
+            getattr(cache_of(runs.fast), part), getattr(cache_of(runs.plain), part), 1e-4
+        )
+    assert cache_of(runs.fast).is_updated == cache_of(runs.plain).is_updated
 
 
 OUTPUTS = {
@@ -207,7 +210,7 @@ def test_what_is_not_supported_runs_plain_with_a_reason():
         lookahead.accelerate(model),
         pytest.warns(lookahead.LookaheadWarning, match="cache passed in with an encoder-decoder"),
     ):
-        fast = model.generate(ids, cache=cache, **GREEDY)
+        fast = model.generate(ids, **{CACHE: cache}, **GREEDY)
     assert fast.tolist() == plain.tolist()
     assert LayerSplit(model).reason.endswith("has an encoder")
 
@@ -221,10 +224,11 @@ def test_early_exit_is_off_with_a_note():
 @pytest.mark.filterwarnings("ignore::lookahead.LookaheadWarning")
 @pytest.mark.parametrize("beams", [1, 2])
 def test_statistics_count_the_tokens_of_the_decoder(beams):
-    model = build_other("t5:encoder")
+    model = build_other("t5:encoder", "eager")
     arguments = inputs("t5:encoder") | {"max_new_tokens": 7, "do_sample": False}
     with lookahead.accelerate(model):
         model.generate(**arguments, num_beams=beams)
         stats = lookahead.last_stats(model)
-    assert stats.accelerated == (beams == 1)
+    if KNOWS_STATES:  # before transformers 5.13 it is plain in some releases
+        assert stats.accelerated == (beams == 1)
     assert (stats.new_tokens, stats.prompt_tokens) == (7, 1)

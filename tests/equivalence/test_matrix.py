@@ -12,7 +12,7 @@ from transformers import DynamicCache
 
 import lookahead
 from tests.drafters import ALL, BADLY_BEHAVED, WELL_BEHAVED, Endless
-from tests.helpers import FAMILIES, Recorder, fresh, prompt, quietly, shared
+from tests.helpers import CACHE, FAMILIES, Recorder, fresh, prompt, quietly, shared
 from tests.oracles import assert_cache_from_scratch
 
 NEW = 16
@@ -55,7 +55,7 @@ def _check(drafter: str, family: str, attention: str, nodes: Any, mode: str) -> 
                 prompt(18, repeat=4),
                 max_new_tokens=NEW,
                 streamer=streamer,
-                cache=cache,
+                **{CACHE: cache},
                 **_arguments(mode),
             )
 

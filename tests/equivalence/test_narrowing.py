@@ -10,7 +10,7 @@ import torch
 import lookahead
 from lookahead.hf.target import _has_more_of_rows
 from tests.drafters import Oracle
-from tests.helpers import FAMILIES, fresh, prompt, shared
+from tests.helpers import FAMILIES, cache_of, fresh, prompt, shared
 
 LENGTHS = (9, 3, 17, 26)
 NEW = 24
@@ -92,7 +92,7 @@ def test_a_cache_that_is_handed_back_holds_every_row():
             **batch(), max_new_tokens=NEW, pad_token_id=0, eos_token_id=ends, **arguments
         )
     assert set(found[-lookahead.last_stats(model).passes :]) == {4}
-    assert out.cache.layers[0].keys.shape[0] == 4
+    assert cache_of(out).layers[0].keys.shape[0] == 4
 
 
 @pytest.mark.parametrize("mode", ["greedy", "sampled"])

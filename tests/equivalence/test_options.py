@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+import transformers
 from transformers import (
     GenerationConfig,
     LogitsProcessor,
@@ -21,6 +22,7 @@ from tests.helpers import (
     FAMILIES,
     VOCAB,
     Recorder,
+    cache_of,
     check,
     first_seen,
     fresh,
@@ -153,6 +155,8 @@ def test_a_greedy_option_gives_what_plain_gives(name, drafter):
 def test_a_sampling_option_gives_what_plain_gives_from_the_same_seed(name):
     drafter = "all" if name in SAMPLED else "half"
     options = {"do_sample": True, "max_new_tokens": 24} | (OPTIONS | SAMPLED)[name]
+    if name == "top_h" and not hasattr(transformers.GenerationConfig(), "top_h"):
+        pytest.skip("top_h came later")
     torch.manual_seed(4)
     text = shared().generate(IDS, **options)[0].tolist()
     check(shared(), IDS, seed=4, settings=ALL[drafter](text), **options)
@@ -229,7 +233,7 @@ def test_a_prompt_read_in_chunks_gives_what_plain_gives(family, size):
         return_dict_in_generate=True,
     )
     ids = runs.fast.sequences[0].tolist()
-    assert_cache_from_scratch(shared(family), runs.fast.cache, ids)
+    assert_cache_from_scratch(shared(family), cache_of(runs.fast), ids)
 
 
 @pytest.mark.parametrize("with_ids", [False, True])
@@ -440,7 +444,7 @@ def test_inference_mode_changes_nothing():
         runs = check(
             shared(), IDS, max_new_tokens=12, do_sample=False, return_dict_in_generate=True
         )
-    assert_same_cache(runs.fast.cache, runs.plain.cache)
+    assert_same_cache(cache_of(runs.fast), cache_of(runs.plain))
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "gemma3"])

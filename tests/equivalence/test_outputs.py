@@ -9,11 +9,12 @@ from transformers import DynamicCache, StaticCache
 
 import lookahead
 from lookahead.hf import outputs as outputs_module
+from lookahead.hf.compat import COUNTS_SLOTS
 from lookahead.hf.outputs_check import _close, find_outputs_fault
 from tests.cases.test_batches import ragged
 from tests.drafters import ALL
 from tests.families import make_family
-from tests.helpers import FAMILIES, Recorder, check, fresh, new_ids, prompt, shared
+from tests.helpers import CACHE, FAMILIES, Recorder, cache_of, check, fresh, new_ids, prompt, shared
 from tests.oracles import assert_same_cache, assert_same_outputs
 
 IDS = prompt(18, repeat=4)
@@ -47,6 +48,8 @@ def test_they_are_those_of_single_tokens_whatever_is_guessed(family, drafter):
 @pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "deepseek_v3", "opt", "falcon", "phi"])
 def test_other_families_show_the_same_columns(family, options):
     model = make_family(family)
+    if COUNTS_SLOTS and family == "deepseek_v3" and "cache_implementation" in options:
+        pytest.skip("before transformers 5.4 a static cache has no values smaller than keys")
     runs = check(model, IDS, max_new_tokens=14, do_sample=False, **OUTPUTS, **options)
     assert_same_outputs(runs.fast, runs.plain, FIELDS)
 
@@ -57,7 +60,7 @@ def test_a_static_cache_shows_its_whole_buffer(family, chunk):
     model = shared(family, attention="eager")
 
     def make():
-        return {"cache": StaticCache(config=model.config, max_cache_len=60)}
+        return {CACHE: StaticCache(config=model.config, max_cache_len=60)}
 
     ids = prompt(5)  # the window is reached on the way
     runs = check(
@@ -79,8 +82,8 @@ def test_what_a_cache_brings_has_its_columns(family):
     def make():
         cache = DynamicCache(config=model.config)
         with torch.no_grad():
-            model(input_ids=IDS[:, :11], cache=cache)
-        return {"cache": cache}
+            model(input_ids=IDS[:, :11], **{CACHE: cache})
+        return {CACHE: cache}
 
     runs = check(model, IDS, make=make, max_new_tokens=14, do_sample=False, **OUTPUTS)
     assert_same_outputs(runs.fast, runs.plain, FIELDS)
@@ -103,9 +106,11 @@ def test_some_hidden_states_only(wanted):
     assert_same_outputs(runs.fast, runs.plain, ["hidden_states"])
 
 
+@pytest.mark.filterwarnings("ignore:`output_attentions=True` is not supported")
 def test_attentions_that_a_kernel_does_not_give_are_missing_as_in_plain():
     runs = check(shared(), IDS, max_new_tokens=6, do_sample=False, **OUTPUTS)
-    assert runs.fast.attentions == runs.plain.attentions == ((),) * 6
+    assert runs.fast.attentions == runs.plain.attentions
+    assert not any(map(any, filter(None, runs.fast.attentions)))
 
 
 def test_nothing_is_collected_where_ids_alone_are_returned():
@@ -225,7 +230,7 @@ def test_a_batch_returns_what_plain_returns_for_rows_that_have_ended_too(family,
         assert_same_outputs(runs.fast, runs.plain, FIELDS)
         for name in ("scores", "logits"):
             torch.testing.assert_close(runs.fast[name], runs.plain[name], atol=1e-4, rtol=1e-4)
-        assert_same_cache(runs.fast.cache, runs.plain.cache)
+        assert_same_cache(cache_of(runs.fast), cache_of(runs.plain))
         new = runs.plain.sequences.shape[1] - ids.shape[1]
         assert runs.stats.passes <= new  # one more than plain, to fill up, where no guess is right
         passes, tokens = passes + runs.stats.passes, tokens + new
@@ -265,7 +270,7 @@ def test_a_batch_brings_its_cache_turn_after_turn(family):
         left = list(caches)
 
         def make(left=left):
-            return {"cache": left.pop(0)}
+            return {CACHE: left.pop(0)}
 
         runs = check(
             model,

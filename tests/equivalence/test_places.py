@@ -11,10 +11,15 @@ import torch
 
 import lookahead
 from lookahead.hf import masks, selftest
+from lookahead.hf.compat import COUNTS_SLOTS
 from lookahead.hf.places import PlaceReaders
 from lookahead.hf.split import _ByThread
 from tests.drafters import DRAFTERS
-from tests.helpers import prompt
+from tests.helpers import (
+    OWN_MASKS,
+    prompt,
+    skip_if_earlier,
+)
 from tests.slot_families import SLOT_FAMILIES, cases_of, make_slot_family
 
 NEW = 16
@@ -37,7 +42,7 @@ def _check(model: Any, inputs: dict[str, Any], drafter: str, **arguments: Any) -
     plain = model.generate(**inputs, **arguments)
     lookahead.forget(model)
     settings = DRAFTERS[drafter](plain[0].tolist())
-    with lookahead.accelerate(model, nodes=8, strict=True, **settings):
+    with lookahead.accelerate(model, nodes=8, strict=True, **settings), skip_if_earlier():
         torch.manual_seed(3)
         fast = model.generate(**inputs, **arguments)
         stats = lookahead.last_stats(model)
@@ -50,7 +55,7 @@ def _check(model: Any, inputs: dict[str, Any], drafter: str, **arguments: Any) -
 def test_one_prompt_gives_the_same(family, attention, drafter):
     model = model_of(family, attention=attention)
     stats = _check(model, _inputs(1), drafter)
-    if drafter == "half":
+    if drafter == "half" and not COUNTS_SLOTS:
         assert stats.passes <= NEW // 4 + 1
     if drafter in ("half", "random"):
         _check(model, _inputs(1), drafter, **SAMPLED)
@@ -63,6 +68,7 @@ def test_batches_give_the_same(family, attention, drafter, padding):
     _check(model_of(family, attention=attention), _inputs(3, padding), drafter)
 
 
+@OWN_MASKS
 @pytest.mark.parametrize(("family", "attention"), CASES)
 def test_what_reads_slots_is_found_out_where_it_is_not_corrected(family, attention, monkeypatch):
     masks.install()
@@ -124,6 +130,7 @@ def test_early_exit_gives_the_same_or_is_off(family):
     assert "exit" in stats.by_source or stats.notes
 
 
+@OWN_MASKS
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("family", ["bloom", "mpt", "falcon", "gpt_neo", "bart", "roberta"])
 def test_half_precision_passes_the_self_test(family, dtype):

@@ -7,7 +7,7 @@ import torch
 
 import lookahead
 from tests.drafters import ALL
-from tests.helpers import FAMILIES, VOCAB, fresh, prompt, shared
+from tests.helpers import FAMILIES, VOCAB, cache_of, fresh, prompt, shared
 
 NEW = 24
 MODES = {
@@ -141,5 +141,5 @@ def test_what_is_returned_besides_ids_is_that_of_plain(family, seed):
     assert len(fast.scores) == len(plain.scores)
     for mine, theirs in zip(fast.scores, plain.scores, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
-    for mine, theirs in zip(fast.cache.layers, plain.cache.layers, strict=True):
+    for mine, theirs in zip(cache_of(fast).layers, cache_of(plain).layers, strict=True):
         torch.testing.assert_close(mine.keys, theirs.keys, rtol=1e-4, atol=1e-4)

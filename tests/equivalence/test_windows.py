@@ -18,7 +18,7 @@ from lookahead.hf.target import HFTarget
 from lookahead.tree import DraftTree
 from lookahead.window import LookaheadWindow
 from tests.drafters import Oracle, Random
-from tests.helpers import FAMILIES, Recorder, check, fresh, make_model, prompt, shared
+from tests.helpers import CACHE, FAMILIES, Recorder, check, fresh, make_model, prompt, shared
 from tests.oracles import assert_cache_from_scratch
 
 SHAPES = ((1, 2, 1), (3, 3, 2), (7, 5, 7))
@@ -53,7 +53,7 @@ def test_output_is_that_of_plain_generation(shape, family, attention, sample):
             do_sample=sample,
             top_k=0,
             streamer=streamer,
-            cache=cache,
+            **{CACHE: cache},
         )[0].tolist()
         stats = lookahead.last_stats(model)
     assert ids == expected

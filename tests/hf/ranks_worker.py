@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed
@@ -43,9 +45,10 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
     rank = int(os.environ["RANK"])
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, distributed_config=DistributedConfig(tp_size=2, tp_plan="auto")
-    ).eval()
+    spread: dict[str, Any] = {"tp_plan": "auto"}
+    if "tp_size" in inspect.signature(DistributedConfig).parameters:
+        spread = {"distributed_config": DistributedConfig(tp_size=2, tp_plan="auto")}
+    model = AutoModelForCausalLM.from_pretrained(folder, **spread).eval()
     model.generation_config.eos_token_id = None
     widths = []
     verify = HFTarget.verify

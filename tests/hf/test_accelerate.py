@@ -9,10 +9,19 @@ import warnings
 
 import pytest
 import torch
+import transformers
 
 import lookahead
 from tests.drafters import Oracle
-from tests.helpers import FAMILIES, Recorder, fresh, new_ids, prompt, shared
+from tests.helpers import (
+    FAMILIES,
+    NEW_IDS_ALONE,
+    Recorder,
+    fresh,
+    new_ids,
+    prompt,
+    shared,
+)
 from tests.vocabularies import letter_tokenizer, word_tokenizer
 
 IDS = prompt(18, repeat=4)
@@ -262,7 +271,13 @@ class TestCustomGenerate:
         [
             {"num_beams": 2},
             {"use_cache": False},
-            {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}},
+            pytest.param(
+                {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}},
+                marks=pytest.mark.skipif(
+                    not hasattr(transformers.cache_utils, "Fp8QuantizedLayer"),
+                    reason="no quantised cache without more packages",
+                ),
+            ),
         ],
     )
     def test_what_is_not_supported_runs_plain_with_a_warning(self, llama, options):
@@ -455,6 +470,7 @@ def test_calling_generate_directly_says_how_it_is_used():
         lookahead.generate(model, prompt(4), max_new_tokens=3)
 
 
+@NEW_IDS_ALONE  # without ids and without a cache the library of then fails otherwise
 def test_an_empty_prompt_fails_as_in_plain_generation():
     model = fresh("llama")
     empty = torch.zeros((1, 0), dtype=torch.long)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import lookahead
+from lookahead.hf.compat import COUNTS_SLOTS
 from tests.helpers import fresh, prompt
 
 IDS = prompt(20, repeat=6)
@@ -39,6 +40,7 @@ def _module(model, backend):
     model.compile(backend=backend)
 
 
+@pytest.mark.skipif(COUNTS_SLOTS, reason="before 5.4 masks are compiled by length")
 @pytest.mark.parametrize("way", [_forward, _module])
 @pytest.mark.filterwarnings("ignore")
 def test_a_compiled_forward_gives_the_same_ids_with_a_bounded_number_of_graphs(way):

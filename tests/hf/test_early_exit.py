@@ -13,7 +13,12 @@ import lookahead
 from lookahead.hf.split import LayerSplit
 from tests.exits import only_early_exit
 from tests.families import EXIT_FAMILIES, make_family
-from tests.helpers import Recorder, prompt
+from tests.helpers import (
+    CACHE,
+    OWN_MASKS,
+    Recorder,
+    prompt,
+)
 from tests.oracles import assert_cache_from_scratch
 
 IDS = prompt(40, repeat=6)
@@ -54,7 +59,7 @@ def test_the_cache_and_the_stream_are_those_of_plain_generation(family):
     cache, streamer = DynamicCache(config=model.config), Recorder()
     plain = model.generate(IDS, **ARGUMENTS)
     with only_early_exit(model, 2), lookahead.accelerate(model, strict=True, nodes=16):
-        fast = model.generate(IDS, cache=cache, streamer=streamer, **ARGUMENTS)
+        fast = model.generate(IDS, **{CACHE: cache}, streamer=streamer, **ARGUMENTS)
     assert fast.tolist() == plain.tolist()
     assert streamer.ids == fast[0].tolist()
     assert_cache_from_scratch(model, cache, fast[0].tolist())
@@ -83,7 +88,9 @@ def test_a_batch_is_drafted_for_by_others():
     assert not looks.peeks
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt2", "opt"])
+@pytest.mark.parametrize(
+    "family", ["llama", "mistral", "gemma2", "gpt2", pytest.param("opt", marks=OWN_MASKS)]
+)
 def test_below_a_last_layer_that_does_nothing_every_guess_is_accepted(family):
     """P1: exit at L-1 with an identity last layer accepts 100 %."""
     model = make_family(family)
@@ -108,10 +115,10 @@ def test_below_a_last_layer_that_does_nothing_every_guess_is_accepted(family):
 
 
 def _final_norm(model):
-    decoder = model.get_decoder()
-    for name in ("norm", "ln_f", "final_layer_norm"):
-        if hasattr(decoder, name):
-            return getattr(decoder, name)
+    for decoder in (model.get_decoder(), model.base_model):
+        for name in ("norm", "ln_f", "final_layer_norm"):
+            if hasattr(decoder, name):
+                return getattr(decoder, name)
     raise AssertionError("no final norm")
 
 
@@ -123,7 +130,7 @@ def test_an_exception_in_a_look_leaves_the_model_as_it_was(error, after):
     before = [dict(vars(m)) for m in model.modules()]
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
-        model(IDS[:, :9], cache=cache)
+        model(IDS[:, :9], **{CACHE: cache})
     given = copy.deepcopy(cache)
     with (
         only_early_exit(model, 2) as (_, looks),
@@ -136,7 +143,7 @@ def test_an_exception_in_a_look_leaves_the_model_as_it_was(error, after):
 
         hook = model.model.layers[1].mlp.register_forward_pre_hook(fail)
         with pytest.raises(error, match="stop here"):
-            model.generate(IDS, cache=cache, **ARGUMENTS)
+            model.generate(IDS, **{CACHE: cache}, **ARGUMENTS)
         hook.remove()
         assert [a.keys.shape for a in cache.layers] == [a.keys.shape for a in given.layers]
         for module, known in zip(model.modules(), before, strict=True):

@@ -14,7 +14,16 @@ from lookahead.drafters.head import ROWS_TO_SUM, LeastSquaresHead
 from lookahead.hf.ends import HFEnds, ends_of
 from lookahead.stats import SourceStats
 from tests.families import make_family
-from tests.helpers import check, fresh, make_bloom, make_gemma3, make_mamba, new_ids, prompt
+from tests.helpers import (
+    OWN_MASKS,
+    check,
+    fresh,
+    make_bloom,
+    make_gemma3,
+    make_mamba,
+    new_ids,
+    prompt,
+)
 
 IDS = prompt(30, repeat=8)
 GREEDY: dict[str, Any] = {"max_new_tokens": 40, "do_sample": False}
@@ -24,7 +33,13 @@ ALONE: dict[str, Any] = {"sources": ("head",), "nodes": 8, "remember": False}
 TOGETHER: dict[str, Any] = {"nodes": 8, "remember": False}
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt2", "opt"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt2"),
+        pytest.param("opt", marks=OWN_MASKS),
+    ],
+)
 @pytest.mark.parametrize("arguments", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_alone_it_drafts_and_the_answer_is_that_of_plain_generation(family, arguments):
     runs = check(make_family(family), IDS, settings=ALONE, **arguments)

@@ -14,7 +14,7 @@ from transformers import DynamicCache
 
 import lookahead
 from lookahead.hf import masks
-from tests.helpers import FAMILIES, Recorder, fresh, make_model, prompt
+from tests.helpers import CACHE, FAMILIES, Recorder, fresh, make_model, prompt
 from tests.oracles import assert_same_cache
 
 IDS = prompt(18, repeat=4)
@@ -83,7 +83,7 @@ def test_an_exception_leaves_everything_as_it_was(where, error):
     expected = model.generate(IDS, **ARGUMENTS).tolist()
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
-        model(input_ids=IDS[:, :9], cache=cache)
+        model(input_ids=IDS[:, :9], **{CACHE: cache})
     before = copy.deepcopy(cache)
     config = model.generation_config.to_dict()
     modules = {name: dict(vars(m)) for name, m in model.named_modules()}
@@ -104,7 +104,7 @@ def test_an_exception_leaves_everything_as_it_was(where, error):
     }[where]()
     with lookahead.accelerate(model, nodes=8, strict=True):
         with pytest.raises(error, match="stop here"):
-            model.generate(IDS, cache=cache, **options, **ARGUMENTS)
+            model.generate(IDS, **{CACHE: cache}, **options, **ARGUMENTS)
         assert masks._active.get() is None
         assert_same_cache(cache, before)
         assert model.generation_config.to_dict() == config

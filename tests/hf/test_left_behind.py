@@ -14,10 +14,11 @@ from transformers import DynamicCache, StaticCache
 
 import lookahead
 from lookahead.hf import masks
+from lookahead.hf.compat import COUNTS_SLOTS
 from tests.cases.test_batches import ragged
 from tests.drafters import Oracle
 from tests.equivalence.test_caches import assert_left_as_plain
-from tests.helpers import Recorder, fresh, make_model, new_ids, prompt
+from tests.helpers import CACHE, Recorder, fresh, make_model, new_ids, prompt
 from tests.oracles import assert_same_outputs
 
 IDS = prompt(18, repeat=4)
@@ -88,11 +89,13 @@ def _state(model):
     "where", ["streamer", "processor", "criterion", "prefix-fn", "drafter", "layer"]
 )
 def test_a_call_that_is_broken_off_leaves_nothing_behind(where, outputs, kind):
+    if COUNTS_SLOTS and outputs and where == "layer":
+        pytest.skip("before transformers 5.4 it leaves what collects outputs behind, in plain too")
     model = fresh("gemma3", attention="eager")
     expected = model.generate(IDS, **ARGUMENTS, **(OUTPUTS if outputs else {}))
     cache = kind(config=model.config, **({"max_cache_len": 60} if kind is StaticCache else {}))
     with torch.no_grad():
-        model(input_ids=IDS[:, :9], cache=cache)
+        model(input_ids=IDS[:, :9], **{CACHE: cache})
     before, config = copy.deepcopy(cache), model.generation_config.to_dict()
     count = Counter(KeyboardInterrupt, 2 if where in {"drafter", "layer"} else 5)
     drafters = (Drafter(count),) if where == "drafter" else ()
@@ -105,7 +108,7 @@ def test_a_call_that_is_broken_off_leaves_nothing_behind(where, outputs, kind):
             hook = model.model.layers[2].register_forward_pre_hook(lambda *_: count())
         state = _state(model)
         with pytest.raises(KeyboardInterrupt, match="stop here"):
-            model.generate(IDS, cache=cache, **options, **ARGUMENTS)
+            model.generate(IDS, **{CACHE: cache}, **options, **ARGUMENTS)
         assert masks._active.get() is None
         assert _state(model) == state
         assert_left_as_plain(cache, before)
@@ -136,12 +139,12 @@ def test_a_batch_that_is_broken_off_leaves_nothing_behind(where):
             hook = model.model.layers[1].register_forward_pre_hook(lambda *_: count())
         state = _state(model)
         with pytest.raises(KeyboardInterrupt):
-            model.generate(ids, cache=cache, **_arguments(where, count), **options)
+            model.generate(ids, **{CACHE: cache}, **_arguments(where, count), **options)
         assert _state(model) == state
         assert_left_as_plain(cache, before)
         if hook is not None:
             hook.remove()
-        assert model.generate(ids, cache=cache, **options).tolist() == expected
+        assert model.generate(ids, **{CACHE: cache}, **options).tolist() == expected
 
 
 def test_an_error_while_padding_is_read_leaves_nothing_behind():
@@ -169,6 +172,10 @@ def test_an_error_while_padding_is_read_leaves_nothing_behind():
     assert found.tolist() == expected
 
 
+@pytest.mark.skipif(
+    COUNTS_SLOTS,
+    reason="before 5.4 outputs of one thread went to another, in plain too",
+)
 def test_threads_with_different_options_on_one_model_do_not_meet():
     model = fresh("gemma3", attention="eager")
     text = IDS[0].tolist() + new_ids(model, IDS)

@@ -16,6 +16,7 @@ from transformers import DynamicCache
 
 import lookahead
 from lookahead.cli.benchmark.prompts import turns_of
+from tests.helpers import CACHE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -80,7 +81,11 @@ def _talk(model, tokenizer, turns, options):
             ids = torch.cat([ids, more], dim=1)
         torch.manual_seed(number)
         ids = model.generate(
-            ids, attention_mask=torch.ones_like(ids), cache=cache, max_new_tokens=NEW, **options
+            ids,
+            attention_mask=torch.ones_like(ids),
+            **{CACHE: cache},
+            max_new_tokens=NEW,
+            **options,
         )
         assert cache.get_seq_length() == ids.shape[1] - 1
         out.append(ids[0].tolist())

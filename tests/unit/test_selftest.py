@@ -59,8 +59,8 @@ def test_it_finds_positions_that_are_not_passed_on(family, monkeypatch):
 
     inputs = HFTarget._inputs
 
-    def without(self, tokens, positions):
-        found = inputs(self, tokens, positions)
+    def without(self, tokens, positions, first_slot):
+        found = inputs(self, tokens, positions, first_slot)
         found["position_ids"] = positions[:, :1] + torch.arange(positions.shape[1])
         return found
 

@@ -8,6 +8,7 @@ theirs in the same way.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from typing import Any
 
 import torch
@@ -84,9 +85,17 @@ def make_config(model_type: str, variant: str = "", **changes: Any) -> Any:
     return kind(**_values(kind, COMMON, own | changes))
 
 
+def _fields(kind: Any) -> set[str]:
+    """Return what a class of configurations takes; before 5.4 they were no data classes."""
+    if dataclasses.is_dataclass(kind):
+        return {field.name for field in dataclasses.fields(kind)}
+    common = {"bos_token_id", "eos_token_id", "pad_token_id", "is_decoder", "tie_word_embeddings"}
+    return common | set(inspect.signature(kind.__init__).parameters) - {"self", "kwargs"}
+
+
 def _values(kind: Any, common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     """Return what a configuration of a class is made from; its parts as dictionaries."""
-    known = {field.name for field in dataclasses.fields(kind)}
+    known = _fields(kind)
     values = {}
     for given, value in common.items():
         name = given if given in known else kind.attribute_map.get(given, given)

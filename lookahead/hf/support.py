@@ -78,11 +78,8 @@ def reason_for_call(call: Prepared, cache: Any) -> str | None:
     mode = generation_config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         return f"{mode.value.replace('_', ' ')} is not greedy search or sampling"
-    padded = prompt_mask(call.model, model_kwargs) is not None
-    if padded and call.model.config.model_type in SHIFTED_PADDING:
-        return f"{type(call.model).__name__} does not keep the padding of a prompt in its place"
-    if padded and _padding_shows(call, cache):
-        return "what is computed for padding depends on the size of the cache"
+    if reason := _reason_for_padding(call, cache):
+        return reason
     if cache is None or model_kwargs.get("use_cache") is False:
         return "there is no cache to decode with; use_cache=False leaves it out"
     if call.model.config.is_encoder_decoder and getattr(cache, "_is_user_defined", False):
@@ -94,12 +91,24 @@ def reason_for_call(call: Prepared, cache: Any) -> str | None:
     text = call.model.config.get_text_config(decoder=True)
     if reason := reason_for_rope(text, call.positions, call.num_new, call.batch):
         return reason
-    if call.batch > 1:
-        device = call.positions.device
-        if generation_config.do_sample and not Draws.are_known(device):
-            return f"the order of a batch's draws on {device.type} is not known"
-        return reason_for_rules(call.logits_processor, call.stopping_criteria)
+    return _reason_for_batch(call) if call.batch > 1 else None
+
+
+def _reason_for_padding(call: Prepared, cache: Any) -> str | None:
+    if prompt_mask(call.model, call.model_kwargs) is None:
+        return None
+    if call.model.config.model_type in SHIFTED_PADDING:
+        return f"{type(call.model).__name__} does not keep the padding of a prompt in its place"
+    if _padding_shows(call, cache):
+        return "what is computed for padding depends on the size of the cache"
     return None
+
+
+def _reason_for_batch(call: Prepared) -> str | None:
+    device = call.positions.device
+    if call.generation_config.do_sample and not Draws.are_known(device):
+        return f"the order of a batch's draws on {device.type} is not known"
+    return reason_for_rules(call.logits_processor, call.stopping_criteria)
 
 
 def _reason_for_positions(call: Prepared) -> str | None:

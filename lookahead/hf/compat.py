@@ -47,7 +47,7 @@ __all__ = [
 #: Releases that the exactness matrix passes on, up to the first one that was not tried. In those
 #: left out, caches that models make by themselves, static ones and chunks of a prompt are read
 #: another way.
-SUPPORTED = SpecifierSet(">=4.57.6,!=5.0.*,!=5.1.*,!=5.2.*,<5.25")
+SUPPORTED = SpecifierSet(">=4.57.6,!=5.0.*,!=5.1.*,!=5.2.*,!=5.3.*,<5.25")
 
 RELEASE = Version(transformers.__version__)
 

@@ -417,6 +417,8 @@ class HFTarget:
         inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(tokens, **kwargs)
         if self._takes_positions:
             inputs[self._positions_name] = positions
+        # Phi-3 leaves it out where a pass has more rows than its original length.
+        inputs[self._cache_name] = self._kwargs[self._cache_name]
         if "logits_to_keep" in kwargs or "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = 0  # some models put a number of their own there
         return inputs

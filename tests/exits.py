@@ -112,7 +112,7 @@ def only_early_exit(model: Any, layer: int, *, lens: Any = None, **shape: int) -
         looks.target = target(*args[:7], split)
         return looks.target
 
-    def make_drafter(*_: Any) -> ExitTree:
+    def make_drafter(*_: Any, **__: Any) -> ExitTree:
         ends = Ends(model)
         readout = Readout(ends, np.arange(ends.vocab))
         drafter = EarlyExitDrafter(looks, 0, readout, chooser)

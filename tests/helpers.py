@@ -189,6 +189,10 @@ def fresh(family: str = "llama", **kwargs: Any) -> Any:
     """Return a copy of a tiny model, to do anything with."""
     model = copy.deepcopy(shared(family, **kwargs))
     lookahead.restore(model)
+    # The library leaves hooks on a model whose hidden states or attentions were asked for.
+    for module in model.modules():
+        module._forward_hooks.clear()
+        vars(module).pop("_output_capturing_hooks_installed", None)
     return model
 
 

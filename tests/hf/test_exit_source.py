@@ -27,7 +27,7 @@ def test_the_answer_is_that_of_plain_generation(family, settings):
     before = [set(vars(m)) for m in model.modules()]
     runs = check(model, IDS, settings=settings, **GREEDY)
     assert runs.stats.notes == []
-    assert runs.stats.by_source["exit"].offered > 5
+    assert runs.stats.by_source["exit"].offered >= 5
     ours = {"_lookahead_session", "generate"}
     assert [set(vars(m)) - ours for m in model.modules()] == before
 

@@ -151,7 +151,7 @@ class Readout:
 
     def _race(self, hidden: Tensor, k: int, noise: NDArray[np.float32]) -> Candidates:
         lucky, weight, bias = self._lucky(noise)
-        more = hidden.to(weight) @ weight.T
+        more = _products(hidden.to(weight), weight)
         if bias is not None:
             more += bias
         # What has come into the shortlist since runs there.
@@ -184,8 +184,16 @@ class Readout:
 
     def _logits(self, hidden: Tensor) -> Tensor:
         assert self._weight is not None
-        weight = self._weight[: self._size]
-        logits = hidden.to(weight) @ weight.T
+        # The whole matrix, whatever its size: how to do products is found out once for each shape.
+        logits = _products(hidden.to(self._weight), self._weight)[:, : self._size]
         if self._bias is not None:
-            logits += self._bias[: self._size]
+            logits = logits + self._bias[: self._size]
         return logits
+
+
+def _products(rows: Tensor, matrix: Tensor) -> Tensor:
+    """Return ``rows @ matrix.T``: of a few rows, oneDNN's take half the time of ``torch.mm``."""
+    if rows.device.type == "cpu" and torch.backends.mkldnn.is_available():
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(rows, matrix, None, "none", [], "")
+        return found
+    return rows @ matrix.T

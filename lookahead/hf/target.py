@@ -29,6 +29,7 @@ from lookahead.hf.prompts import (
     prompt_positions_name,
     takes_positions,
 )
+from lookahead.hf.ragged import is_worth_it, read_one_by_one
 from lookahead.hf.split import LayerSplit
 from lookahead.outcome import PassRows, PromptRows
 from lookahead.rows import Rows, rows_of
@@ -118,24 +119,49 @@ class HFTarget:
         positions = prompt_positions(
             self._model, self._input_ids, self._generation_config, self._kwargs
         )
-        with ordinary_weights(), last_hidden_state(self._model) as seen, self._watching() as left:
-            outputs = prefill(self._model, self._input_ids, self._generation_config, self._kwargs)
-        made = outputs.get(self._cache_name)
-        if made is not None and made is not self._kwargs[self._cache_name]:
-            self._cache.load(made)
+        with ordinary_weights():
+            logits = self._read_ragged(attention_mask, positions)
+            if logits is None:
+                logits = self._read_whole()
         self._cache.prompt_read(positions.shape[-1])
-        if self._outputs is not None:
-            self._outputs.take_prompt(outputs)
         self._prompt_slots = self._cache.lengths[0]
-        self._hidden = seen.matching_hidden()
-        self._prompt_left = left
         if attention_mask is not None:
             self._live_prompt = attention_mask.to(torch.bool)
         batch = len(self._contexts)
         last = positions[..., -1]
         self._first_position = last.expand(*last.shape[:-1], batch).cpu().numpy() + 1
+        return logits
+
+    def _read_whole(self) -> Tensor:
+        """Read the prompts as plain decoding does; return the logits after each."""
+        with last_hidden_state(self._model) as seen, self._watching() as left:
+            outputs = prefill(self._model, self._input_ids, self._generation_config, self._kwargs)
+        made = outputs.get(self._cache_name)
+        if made is not None and made is not self._kwargs[self._cache_name]:
+            self._cache.load(made)
+        if self._outputs is not None:
+            self._outputs.take_prompt(outputs)
+        self._hidden = seen.matching_hidden()
+        self._prompt_left = left
         logits: Tensor = outputs.logits[:, -1]
         return logits
+
+    def _read_ragged(self, mask: Tensor | None, positions: Tensor) -> Tensor | None:
+        """Read the prompts without their padding, where that saves time and nobody sees it."""
+        seen_by_others = not self._lets_go or self._outputs is not None or bool(self._watched)
+        if seen_by_others or not self._takes_positions or any(self._cache.lengths):
+            return None
+        call = (self._kwargs, self._generation_config)
+        if not is_worth_it(self._model, mask, positions, *call):
+            return None
+        assert mask is not None
+        name, settings = self._cache_name, self._generation_config
+        read = read_one_by_one(
+            self._model, self._input_ids, mask, positions, self._kwargs, name, settings
+        )
+        self._cache.load(read.cache)
+        self._hidden = read.hidden
+        return read.logits
 
     def prompt_rows(self, slot: int, limit: int) -> Iterator[PromptRows]:
         """Yield logits after the last ``limit`` positions of a prompt, in parts, newest first.

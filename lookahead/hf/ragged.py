@@ -1,0 +1,153 @@
+"""Prompts of very different lengths, read one by one: nobody computes what stands for padding.
+
+Plain decoding reads a batch as one rectangle, as long as its longest prompt. On a CPU, where rows
+are what time goes into, most of that may be padding. What is read here lies where the rectangle
+would have put it, so that everything after it is the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from lookahead.hf.compat import prefill
+from lookahead.hf.observe import last_hidden_state
+from lookahead.hf.ropes import rope_limit
+
+__all__ = ["RaggedPrompts", "is_worth_it", "read_one_by_one"]
+
+#: Rows of padding for each sequence that are worth a pass of its own.
+FEWEST_ROWS = 64
+
+#: Arguments of a call that are understood here. With any other tensor the batch stays whole.
+KNOWN = ("attention_mask", "position_ids")
+
+
+class RaggedPrompts(NamedTuple):
+    """What a batch of prompts left behind, in the places of a padded one.
+
+    Parameters
+    ----------
+    logits : Tensor, float, [batch, vocab]
+        After the last token of each prompt.
+    hidden : Tensor, float, [batch, tokens, width], or None
+        Last hidden states, zeros before the prompt; None where the output layer takes others.
+    cache : DynamicCache
+        K/V, zeros before the prompt.
+    """
+
+    logits: Tensor
+    hidden: Tensor | None
+    cache: DynamicCache
+
+
+def is_worth_it(
+    model: Any, mask: Tensor | None, positions: Tensor, model_kwargs: dict[str, Any], settings: Any
+) -> bool:
+    """Say whether prompts can be read one by one, and enough padding is left out by it.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        Takes positions, and nothing of it depends on the slot of a token.
+    mask : Tensor, int64, [batch, tokens], or None
+        Zeros where padding is.
+    positions : Tensor, int64, [batch, tokens]
+        From 0 on at the first token that is no padding.
+    model_kwargs : dict
+        Arguments of the call.
+    settings : GenerationConfig
+        Of the call.
+    """
+    if mask is None or mask.device.type != "cpu" or settings.prefill_chunk_size is not None:
+        return False
+    batch, tokens = mask.shape
+    lengths = mask.sum(-1)
+    on_the_right = torch.arange(tokens) >= tokens - lengths[:, None]
+    if not bool(((mask != 0) == on_the_right).all()) or int(lengths.min()) < 1:
+        return False
+    if batch * tokens - int(lengths.sum()) < FEWEST_ROWS * batch:
+        return False
+    if positions.shape != mask.shape or not bool((positions[mask.cumsum(-1) == 1] == 0).all()):
+        return False
+    others = (v for name, v in model_kwargs.items() if name not in KNOWN)
+    return not any(isinstance(v, Tensor | list | tuple) for v in others) and _sees_all(model)
+
+
+def _sees_all(model: Any) -> bool:
+    """Say whether every layer looks at the whole text, by angles that are fixed ones."""
+    text = model.config.get_text_config(decoder=True)
+    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
+    bounded = ("sliding_window", "attention_chunk_size")
+    return (
+        kinds == {"full_attention"}
+        and not any(getattr(text, name, None) for name in bounded)
+        and rope_limit(text) is None
+    )
+
+
+def read_one_by_one(
+    model: Any,
+    input_ids: Tensor,
+    mask: Tensor,
+    positions: Tensor,
+    model_kwargs: dict[str, Any],
+    cache_name: str,
+    settings: Any,
+) -> RaggedPrompts:
+    """Read prompts, each without its padding.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        One for which :func:`is_worth_it` holds.
+    input_ids, mask, positions : Tensor, int64, [batch, tokens]
+        Padded on the left.
+    model_kwargs : dict
+        Arguments of the call, which stay as they are.
+    cache_name : str
+        The name under which forward takes the cache.
+    settings : GenerationConfig
+        Of the call.
+    """
+    batch, tokens = input_ids.shape
+    cache, logits = DynamicCache(), []
+    layers: list[tuple[Tensor, Tensor]] = []
+    hidden: Tensor | None = None
+    knows_hidden = True
+    for row in range(batch):
+        start = tokens - int(mask[row].sum())
+        part = (slice(row, row + 1), slice(start, None))
+        own = DynamicCache()
+        kwargs = model_kwargs | {
+            cache_name: own,
+            "attention_mask": mask[part],
+            "position_ids": positions[part],
+        }
+        with last_hidden_state(model) as seen:
+            outputs = prefill(model, input_ids[part], settings, kwargs)
+        logits.append(outputs.logits[:, -1])
+        for index, layer in enumerate(own.layers):
+            if len(layers) <= index:
+                layers.append(
+                    (_rectangle(layer.keys, batch, tokens), _rectangle(layer.values, batch, tokens))
+                )
+            layers[index][0][row, :, start:] = layer.keys[0]
+            layers[index][1][row, :, start:] = layer.values[0]
+        mine = seen.matching_hidden()
+        knows_hidden = knows_hidden and mine is not None
+        if mine is not None:
+            if hidden is None:
+                hidden = mine.new_zeros((batch, tokens, mine.shape[-1]))
+            hidden[row, start:] = mine[0]
+    for index, (keys, values) in enumerate(layers):
+        cache.update(keys, values, index)
+    return RaggedPrompts(torch.cat(logits), hidden if knows_hidden else None, cache)
+
+
+def _rectangle(part: Tensor, batch: int, tokens: int) -> Tensor:
+    """Return zeros for K or V of all sequences, [batch, heads, tokens, size]."""
+    return part.new_zeros((batch, part.shape[1], tokens, part.shape[3]))

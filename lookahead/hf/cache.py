@@ -79,6 +79,11 @@ class SlotCache(Cache):
         return windows.pop() if len(windows) == 1 else None
 
     @property
+    def is_plain(self) -> bool:
+        """Whether no layer keeps anything but K/V, or anything yet."""
+        return all(type(layer) is SlotLayer and not layer.filled for layer in self.layers)
+
+    @property
     def has_states(self) -> bool:
         """Whether a layer holds a state of all that it has read, which cannot be taken back."""
         return any(isinstance(layer, StateLayer) for layer in self.layers)

@@ -45,7 +45,7 @@ class RaggedPrompts(NamedTuple):
 
 
 def is_worth_it(
-    model: Any, mask: Tensor | None, positions: Tensor, model_kwargs: dict[str, Any], settings: Any
+    model: Any, mask: Tensor, positions: Tensor, model_kwargs: dict[str, Any], settings: Any
 ) -> bool:
     """Say whether prompts can be read one by one, and enough padding is left out by it.
 
@@ -53,7 +53,7 @@ def is_worth_it(
     ----------
     model : PreTrainedModel
         Takes positions, and nothing of it depends on the slot of a token.
-    mask : Tensor, int64, [batch, tokens], or None
+    mask : Tensor, int64, [batch, tokens]
         Zeros where padding is.
     positions : Tensor, int64, [batch, tokens]
         From 0 on at the first token that is no padding.
@@ -62,7 +62,7 @@ def is_worth_it(
     settings : GenerationConfig
         Of the call.
     """
-    if mask is None or mask.device.type != "cpu" or settings.prefill_chunk_size is not None:
+    if mask.device.type != "cpu" or settings.prefill_chunk_size is not None:
         return False
     batch, tokens = mask.shape
     lengths = mask.sum(-1)

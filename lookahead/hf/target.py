@@ -149,13 +149,13 @@ class HFTarget:
     def _read_ragged(self, mask: Tensor | None, positions: Tensor) -> Tensor | None:
         """Read the prompts without their padding, where that saves time and nobody sees it."""
         seen_by_others = not self._lets_go or self._outputs is not None or bool(self._watched)
-        if seen_by_others or not self._takes_positions or any(self._cache.lengths):
+        if seen_by_others or not self._takes_positions or not self._cache.is_plain:
             return None
-        call = (self._kwargs, self._generation_config)
-        if not is_worth_it(self._model, mask, positions, *call):
-            return None
-        assert mask is not None
         name, settings = self._cache_name, self._generation_config
+        if mask is None or mask.shape != self._input_ids.shape:
+            return None
+        if not is_worth_it(self._model, mask, positions, self._kwargs, settings):
+            return None
         read = read_one_by_one(
             self._model, self._input_ids, mask, positions, self._kwargs, name, settings
         )

@@ -7,8 +7,10 @@ import torch
 from transformers import DynamicCache
 
 import lookahead
+from tests import helpers
 from tests.cases.test_batches import ragged
-from tests.helpers import CACHE, check, fresh, make_model, new_ids, prompt, shared
+from tests.helpers import CACHE, check, fresh, new_ids, prompt, shared
+from tests.zoo.build import make_config, make_model, model_class
 
 LENGTHS = [5, 200, 31]
 GREEDY = {"max_new_tokens": 12, "do_sample": False}
@@ -58,6 +60,26 @@ def _whole(model, ids, mask, rows, **options):
     assert seen[0][0] == len(ids)
 
 
+@pytest.mark.parametrize(
+    "family",
+    [
+        "deepseek_v3",
+        "deepseek_v32",
+        "gpt_neox",
+        "falcon",
+        "mixtral",
+        "phi3",
+        "gemma2",
+        "llama4",
+        "opt",
+    ],
+)
+def test_families_of_other_layers_and_positions_give_the_ids_of_the_padded_batch(family):
+    ids, mask = ragged([5, 120, 31])
+    model = make_model(model_class(family), make_config(family), "eager", 0)
+    check(model, ids % 100, attention_mask=mask, **GREEDY)
+
+
 def test_little_padding_stays(rows):
     _whole(fresh(), *ragged([40, 60, 50]), rows)
 
@@ -68,7 +90,7 @@ def test_layers_that_see_a_part_of_the_text_read_the_whole_batch(rows):
 
 def test_angles_that_depend_on_the_longest_text_read_the_whole_batch(rows):
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    _whole(make_model("llama", rope_parameters=rope), *ragged(LENGTHS), rows)
+    _whole(helpers.make_model("llama", rope_parameters=rope), *ragged(LENGTHS), rows)
 
 
 def test_padding_on_the_right_stays(rows):

@@ -175,10 +175,12 @@ def positions_by_mask(mask: Tensor | None) -> Tensor | None:
     """Return the positions that the library derives from a mask over tokens, [batch, tokens].
 
     Before 5.2 it did so in each step, and a call had none; since, they are prepared with the call.
+    What comes behind padding on the right then counts on from the last token that is none.
     """
     if PREPARES_POSITIONS or mask is None:
         return None
-    return (mask.long().cumsum(dim=-1) - 1).masked_fill(mask == 0, 1)
+    tokens = mask.long().cumsum(dim=-1)
+    return (tokens - 1).masked_fill(tokens == 0, 1)
 
 
 def drop_empty_cache(model: Any) -> None:

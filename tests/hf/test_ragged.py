@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import CONFIG_MAPPING, DynamicCache
 
 import lookahead
 from tests import helpers
@@ -75,6 +75,8 @@ def _whole(model, ids, mask, rows, **options):
     ],
 )
 def test_families_of_other_layers_and_positions_give_the_ids_of_the_padded_batch(family):
+    if family not in CONFIG_MAPPING:
+        pytest.skip(f"this release of transformers has no {family}")
     ids, mask = ragged([5, 120, 31])
     model = make_model(model_class(family), make_config(family), "eager", 0)
     check(model, ids % 100, attention_mask=mask, **GREEDY)

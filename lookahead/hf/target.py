@@ -121,30 +121,31 @@ class HFTarget:
         )
         with ordinary_weights():
             logits = self._read_ragged(attention_mask, positions)
-            if logits is None:
-                logits = self._read_whole()
+            outputs = self._read_whole() if logits is None else None
         self._cache.prompt_read(positions.shape[-1])
+        if outputs is not None:
+            if self._outputs is not None:
+                self._outputs.take_prompt(outputs)
+            logits = outputs.logits[:, -1]
         self._prompt_slots = self._cache.lengths[0]
         if attention_mask is not None:
             self._live_prompt = attention_mask.to(torch.bool)
         batch = len(self._contexts)
         last = positions[..., -1]
         self._first_position = last.expand(*last.shape[:-1], batch).cpu().numpy() + 1
+        assert logits is not None
         return logits
 
-    def _read_whole(self) -> Tensor:
-        """Read the prompts as plain decoding does; return the logits after each."""
+    def _read_whole(self) -> Any:
+        """Read the prompts as plain decoding does; return the outputs of the model."""
         with last_hidden_state(self._model) as seen, self._watching() as left:
             outputs = prefill(self._model, self._input_ids, self._generation_config, self._kwargs)
         made = outputs.get(self._cache_name)
         if made is not None and made is not self._kwargs[self._cache_name]:
             self._cache.load(made)
-        if self._outputs is not None:
-            self._outputs.take_prompt(outputs)
         self._hidden = seen.matching_hidden()
         self._prompt_left = left
-        logits: Tensor = outputs.logits[:, -1]
-        return logits
+        return outputs
 
     def _read_ragged(self, mask: Tensor | None, positions: Tensor) -> Tensor | None:
         """Read the prompts without their padding, where that saves time and nobody sees it."""

@@ -2,7 +2,8 @@
 
 The rule stays the model's own: causal, sliding, chunked or mixed. We say only which slot a row
 stands for, and which rows of a tree may see each other. The registry entry that does it is the
-one process-wide change of this package; with no tree active in the current context it delegates.
+one process-wide change of this package, with that of :mod:`lookahead.hf.grouped`; with no tree
+active in the current context it delegates.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class AcceleratedGenerate:
                 generation_config,
                 model_kwargs,
             )
-            return _decode(prepared, self.config, session, extras, _RunPlain)
+            return _decode(prepared, self.config, session, extras)
 
         loop.is_lookahead = True  # type: ignore[attr-defined]
         try:
@@ -185,7 +185,7 @@ def generate(
         model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs
     )
     try:
-        return _decode(call, Config(), session, Extras(), _RunPlain)
+        return _decode(call, Config(), session, Extras())
     except _RunPlain as plain:
         reason = str(plain)
     refuse_or_warn(session, reason, strict=False)
@@ -199,15 +199,13 @@ def generate(
     return timed_plain(session, reason, loop, (input_ids,), kwargs)
 
 
-def _decode(
-    call: Prepared, config: Config, session: Session, extras: Extras, refuse: type[Exception]
-) -> Any:
+def _decode(call: Prepared, config: Config, session: Session, extras: Extras) -> Any:
     with _tensors_here(), ExitStack() as stack:
         stack.callback(drop_empty_cache, call.model)
         try:
             cache, shape = prepare(call, config, session, extras)
         except UnsupportedError as error:
-            raise refuse(str(error)) from None
+            raise _RunPlain(str(error)) from None
         stats = DecodeStats()
         session.last = stats
         stack.enter_context(prepacked_weights(call.model, config, session, stats))

@@ -22,7 +22,6 @@ from lookahead.choose import NodeChooser
 from lookahead.config import Config
 from lookahead.engine import Engine
 from lookahead.errors import UnsupportedError
-from lookahead.hf import grouped, masks
 from lookahead.hf.adapters import reason_for_adapter
 from lookahead.hf.cache import SlotCache
 from lookahead.hf.chain import ChainTarget
@@ -31,6 +30,7 @@ from lookahead.hf.drafting import exit_fault, layer_split, merged_drafter
 from lookahead.hf.encoder_decoder import self_attention_part, whole_cache
 from lookahead.hf.fingerprint import identify, weights_key
 from lookahead.hf.in_step import BatchStream, fill_up
+from lookahead.hf.masks import install
 from lookahead.hf.outputs import StepOutputs, layer_types, wanted_outputs
 from lookahead.hf.outputs_check import find_outputs_fault
 from lookahead.hf.parallel import in_step, ranks_of, reason_for_ranks, share
@@ -82,8 +82,7 @@ def prepare(
     reason = reason or reason_for_ranks(call.model) or reason_for_adapter(call.model)
     if reason is not None:
         raise UnsupportedError(reason)
-    masks.install()
-    grouped.install()
+    install()
     slots = SlotCache(self_attention_part(cache), call.batch, call.slot_limit(config))
     fields = wanted_outputs(call.model, call.generation_config)
     shape = shape_of(call.model, session)

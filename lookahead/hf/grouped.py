@@ -8,7 +8,6 @@ group stand as further rows of their K/V head. The kernel is the same, and so is
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,13 +18,16 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.modeling_utils import AttentionInterface
 
+from lookahead.hf.registry import hook_once
+
 __all__ = ["grouped_queries", "install"]
 
 #: The implementation that copies, and what of its arguments is understood here.
 NAME = "sdpa"
-KNOWN = frozenset({"module", "query", "key", "value", "attention_mask", "dropout", "scaling"})
+KNOWN = frozenset(
+    {"module", "query", "key", "value", "attention_mask", "dropout", "scaling", "is_causal"}
+)
 
-_lock = threading.Lock()
 _active: ContextVar[FoldedMasks | None] = ContextVar("lookahead_grouped", default=None)
 
 
@@ -59,10 +61,7 @@ class FoldedMasks:
 
 def install() -> None:
     """Put the hook into the library's registry of attention; harmless when it is there already."""
-    registry = AttentionInterface._global_mapping
-    with _lock:
-        if not hasattr(registry[NAME], "lookahead_original"):
-            registry[NAME] = _hook(registry[NAME])
+    hook_once(AttentionInterface._global_mapping, NAME, _hook)
 
 
 @contextmanager
@@ -78,8 +77,7 @@ def grouped_queries() -> Iterator[None]:
 def _hook(original: Callable[..., Any]) -> Callable[..., Any]:
     # What a release understands beyond this, and is given, is left to it.
     named = inspect.signature(original).parameters
-    others = {name for name in named if name not in KNOWN and name != "is_causal"}
-    others |= {"softcap", "output_attentions"}
+    others = set(named) - KNOWN | {"softcap", "output_attentions"}
 
     def attention(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
@@ -106,7 +104,6 @@ def _hook(original: Callable[..., Any]) -> Callable[..., Any]:
         by_head = mixed.reshape(batch, heads, rows, value.shape[-1])
         return by_head.transpose(1, 2).contiguous(), None
 
-    attention.lookahead_original = original  # type: ignore[attr-defined]
     return attention
 
 

@@ -8,7 +8,6 @@ active in the current context it delegates.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,8 +22,10 @@ from torch import Tensor
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
 
 from lookahead.errors import UnsupportedError
+from lookahead.hf import grouped
 from lookahead.hf.compat import bidirectional_mask_function
 from lookahead.hf.early import Corner
+from lookahead.hf.registry import hook_once
 
 __all__ = ["SUPPORTED", "Visibility", "install", "tree_attention", "visibility_of"]
 
@@ -34,7 +35,6 @@ SUPPORTED = ("eager", "sdpa")
 #: What the library's rule for chunks calls the padding, [batch], behind which it starts to count.
 LEFT_PADDING = "left_padding"
 
-_lock = threading.Lock()
 _active: ContextVar[Visibility | None] = ContextVar("lookahead_visibility", default=None)
 
 
@@ -61,20 +61,19 @@ class Visibility:
 
 
 def install() -> None:
-    """Put the hook into the library's mask registry; harmless when it is there already."""
-    registry = AttentionMaskInterface._global_mapping
-    with _lock:
-        for name in SUPPORTED:
-            if not hasattr(registry[name], "lookahead_original"):
-                registry[name] = _hook(registry[name])
+    """Put our hooks into the library's registries of masks and of attention, once."""
+    for name in SUPPORTED:
+        hook_once(AttentionMaskInterface._global_mapping, name, _hook)
+    grouped.install()
 
 
 @contextmanager
 def tree_attention(visibility: Visibility) -> Iterator[None]:
-    """Use tree attention for the self-attention masks made in this context and thread."""
+    """Use tree attention for the self-attention of passes in this context and thread."""
     token = _active.set(visibility)
     try:
-        yield
+        with grouped.grouped_queries():
+            yield
     finally:
         _active.reset(token)
 
@@ -152,7 +151,6 @@ def _hook(original: Callable[..., Any]) -> Callable[..., Any]:
         kwargs["allow_is_causal_skip"] = False
         return original(**kwargs)
 
-    make_mask.lookahead_original = original  # type: ignore[attr-defined]
     return make_mask
 
 

@@ -94,7 +94,9 @@ class PrepackedLayer:
     @property
     def num_bytes(self) -> int:
         """Memory of a copy."""
-        return self.matrix.numel() * self.matrix.element_size()
+        weight = self.module._parameters["weight"]
+        assert weight is not None
+        return weight.nbytes
 
     def has_changed(self) -> bool:
         """Take note of the weight as it is now, and say whether it was another one before.
@@ -175,14 +177,14 @@ class Prepacked:
     def _asked(self) -> list[PrepackedLayer]:
         return self._layers[:: max(1, len(self._layers) // NUM_ASKED)]
 
-    def why_not_worth_it(self) -> str | None:
-        """Say why copies do not pay, or take too much memory, or return None."""
+    def why_too_large_or_small(self) -> str | None:
+        """Say why copies of so many bytes are not worth it, or return None."""
         needed = sum(layer.num_bytes for layer in self._layers if layer.packed is None)
         if needed + self.num_bytes < FEWEST_BYTES:
             return "the model is small enough for the processor's cache"
         if needed > SHARE_OF_FREE * psutil.virtual_memory().available:
             return f"copies of {needed / 1e9:.1f} GB would take too much of the memory now free"
-        return None if sum(self.saved) > 0 else "they are no faster here"
+        return None
 
     def refresh(self) -> bool:
         """Drop copies of changed weights and make missing ones; say whether all can be used now.
@@ -284,9 +286,11 @@ def prepacked_weights(
         if session.prepacked is None or not session.prepacked.holds(modules):
             session.prepacked = Prepacked(modules)
         prepacked: Prepacked = session.prepacked
-        fault = prepacked.fault
-        if config.prepack == "auto":
-            fault = fault or prepacked.why_not_worth_it()
+        # What needs no copies is asked first.
+        fault = prepacked.why_too_large_or_small() if config.prepack == "auto" else None
+        fault = fault or prepacked.fault
+        if fault is None and config.prepack == "auto" and sum(prepacked.saved) <= 0:
+            fault = "they are no faster here"
     if fault is not None:
         if config.prepack is True:
             stats.note(f"weights are not prepacked: {fault}")

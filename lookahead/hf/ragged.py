@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import DynamicCache
 
 from lookahead.hf.compat import prefill
@@ -114,13 +115,9 @@ def read_one_by_one(
         Of the call.
     """
     batch, tokens = input_ids.shape
-    cache, logits = DynamicCache(), []
-    layers: list[tuple[Tensor, Tensor]] = []
-    hidden: Tensor | None = None
-    knows_hidden = True
+    caches, hidden, logits = [], [], []
     for row in range(batch):
-        start = tokens - int(mask[row].sum())
-        part = (slice(row, row + 1), slice(start, None))
+        part = (slice(row, row + 1), slice(tokens - int(mask[row].sum()), None))
         own = DynamicCache()
         kwargs = model_kwargs | {
             cache_name: own,
@@ -129,25 +126,22 @@ def read_one_by_one(
         }
         with last_hidden_state(model) as seen:
             outputs = prefill(model, input_ids[part], settings, kwargs)
+        caches.append(own)
+        hidden.append(seen.matching_hidden())
         logits.append(outputs.logits[:, -1])
-        for index, layer in enumerate(own.layers):
-            if len(layers) <= index:
-                layers.append(
-                    (_rectangle(layer.keys, batch, tokens), _rectangle(layer.values, batch, tokens))
-                )
-            layers[index][0][row, :, start:] = layer.keys[0]
-            layers[index][1][row, :, start:] = layer.values[0]
-        mine = seen.matching_hidden()
-        knows_hidden = knows_hidden and mine is not None
-        if mine is not None:
-            if hidden is None:
-                hidden = mine.new_zeros((batch, tokens, mine.shape[-1]))
-            hidden[row, start:] = mine[0]
-    for index, (keys, values) in enumerate(layers):
+    cache = DynamicCache()
+    for index, layers in enumerate(zip(*(own.layers for own in caches), strict=True)):
+        keys = _joined([layer.keys for layer in layers], tokens)
+        values = _joined([layer.values for layer in layers], tokens)
         cache.update(keys, values, index)
-    return RaggedPrompts(torch.cat(logits), hidden if knows_hidden else None, cache)
+    known = [states for states in hidden if states is not None]
+    joined = _joined(known, tokens) if len(known) == batch else None
+    return RaggedPrompts(torch.cat(logits), joined, cache)
 
 
-def _rectangle(part: Tensor, batch: int, tokens: int) -> Tensor:
-    """Return zeros for K or V of all sequences, [batch, heads, tokens, size]."""
-    return part.new_zeros((batch, part.shape[1], tokens, part.shape[3]))
+def _joined(parts: list[Tensor], tokens: int) -> Tensor:
+    """Put zeros before each part, up to so many tokens, and join them, [batch, ..., tokens, size].
+
+    Each part is [1, ..., its tokens, size].
+    """
+    return torch.cat([functional.pad(p, (0, 0, tokens - p.shape[-2], 0)) for p in parts])

@@ -15,7 +15,6 @@ from lookahead.errors import UnsupportedError
 from lookahead.hf.cache import EarlyPath, SlotCache
 from lookahead.hf.compat import pass_arguments, prefill
 from lookahead.hf.early import Corner, EarlyRows
-from lookahead.hf.grouped import grouped_queries
 from lookahead.hf.masks import Visibility, tree_attention, visibility_of
 from lookahead.hf.observe import last_hidden_state, output_input
 from lookahead.hf.outputs import StepOutputs
@@ -415,7 +414,6 @@ class HFTarget:
             if self._needs_mask(num_rows, corners):
                 visibility = self._visibility(corners, depths, num_rows)
                 stack.enter_context(tree_attention(visibility))
-                stack.enter_context(grouped_queries())
                 stack.enter_context(self._readers.corrected(visibility, self._live_prompt))
             return self._model(**inputs, return_dict=True)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from lookahead.drafters.head import LeastSquaresHead
 from lookahead.drafters.readout import Readout
 from lookahead.drafters.sums import HeadSums
+from lookahead.hf.layers import has_products
 from lookahead.outcome import Outcome
 from lookahead.tree import DraftTree
 
@@ -24,6 +25,8 @@ PROMPT, NODES, ANSWER = 512, 16, 3
 
 class RandomEnds:
     """Embedding and output layer of random numbers, in bfloat16 as a model would have them."""
+
+    dtype_of_guesses = torch.bfloat16 if has_products(torch.bfloat16) else torch.float32
 
     def __init__(self, width: int, vocab: int) -> None:
         self.width = self.embedding_width = width

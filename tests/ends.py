@@ -17,7 +17,9 @@ class TableEnds:
         *,
         bias: bool = False,
         seed: int = 0,
+        dtype_of_guesses: torch.dtype = torch.float32,
     ) -> None:
+        self.dtype_of_guesses = dtype_of_guesses
         generator = torch.Generator().manual_seed(seed)
         self.vocab, self.width, self.embedding_width = vocab, width, embedding_width
         self.embedding = torch.randn((vocab, embedding_width), generator=generator)

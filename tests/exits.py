@@ -21,6 +21,8 @@ from lookahead.tree import DraftTree
 class Ends:
     """The output layer of a model, and nothing of its other end."""
 
+    dtype_of_guesses = torch.float32
+
     def __init__(self, model: Any) -> None:
         self._head = model.get_output_embeddings()
         self.vocab, self.width = self._head.weight.shape

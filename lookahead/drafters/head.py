@@ -8,6 +8,8 @@ It is what a trained draft head does, with no training.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -29,11 +31,20 @@ NUM_DRAWN = 24
 #: The model's own writing says more about what it will write than the prompt does.
 NOISE_OF_PROMPT, NOISE_OF_ANSWER, NOISE_OF_REJECTED = 1.0, 0.5, 1.0
 #: Rejected nodes of a pass that are learnt from, and passes that may wait to be learnt from.
-MOST_REJECTED, MOST_UNLEARNT = 24, 128
+MOST_REJECTED, MOST_UNLEARNT = 12, 128
 ROWS_TO_SUM = 32
 #: Tokens of the readout to begin with: vocabularies are in the order in which they were learnt,
 #: the most frequent ones first.
 FIRST_TOKENS = 2048
+
+
+class Pairs(NamedTuple):
+    """What was seen of the target: hidden states, the tokens after them, and what came of both."""
+
+    before: Tensor  # [rows, width]
+    tokens: list[int]
+    after: Tensor  # [rows, width]
+    noise: float
 
 
 class LeastSquaresHead:
@@ -54,9 +65,9 @@ class LeastSquaresHead:
         self._ends = ends
         self._readout = readout
         self._sums = sums
-        self._regression = RunningRegression(sums.map())
-        self._unlearnt: list[tuple[Tensor, Tensor, float]] = []
-        self._unsummed: list[tuple[Tensor, Tensor]] = []
+        self._regression = RunningRegression(sums.map(), dtype=ends.dtype_of_guesses)
+        self._unlearnt: list[Pairs] = []
+        self._unsummed: list[Pairs] = []
         self._last: Tensor | None = None  # [1, width], hidden state of the token before the root
         self._predicted: dict[tuple[int, ...], Tensor] = {}  # by path, of this step
 
@@ -70,7 +81,7 @@ class LeastSquaresHead:
         self._last = hidden[-1:].clone()
         if len(hidden) > 1:
             tokens = context[-len(hidden) : -1]
-            self._unlearnt = [(self._inputs(hidden[:-1], tokens), hidden[1:], NOISE_OF_PROMPT)]
+            self._unlearnt = [Pairs(hidden[:-1], tokens, hidden[1:], NOISE_OF_PROMPT)]
 
     def ask(
         self,
@@ -81,7 +92,7 @@ class LeastSquaresHead:
     ) -> Candidates | None:
         """Predict what follows these nodes; see :class:`~lookahead.drafters.base.NodeDrafter`."""
         self._catch_up()
-        if self._last is None or (self._regression.prior is None and not self._regression.num_rows):
+        if self._last is None or not (self._regression.has_prior or self._regression.num_rows):
             return None
         paths = [tree.token_path(node) for node in nodes]
         self._predict(paths, context[-1])
@@ -104,30 +115,35 @@ class LeastSquaresHead:
         if outcome.hidden is None:
             self._last = None
             return
-        hidden = outcome.hidden[torch.tensor(outcome.path, device=outcome.hidden.device)].float()
+        hidden = outcome.hidden.float()
+        path = torch.tensor(outcome.path, device=hidden.device)
+        accepted = hidden[path]
         if self._last is not None:
-            before = torch.cat([self._last, hidden[:-1]])
+            before = torch.cat([self._last, accepted[:-1]])
             tokens = outcome.tree.tokens[outcome.path].tolist()
-            inputs = self._inputs(before, tokens)
-            self._note(inputs, hidden, NOISE_OF_ANSWER)
-            self._gather(inputs, hidden)
-            self._note_rejected(outcome)
-        self._last = hidden[-1:]
+            pairs = Pairs(before, tokens, accepted, NOISE_OF_ANSWER)
+            self._note(pairs)
+            self._gather(pairs)
+            self._note_rejected(outcome, hidden)
+        self._last = accepted[-1:]
 
-    def _note_rejected(self, outcome: Outcome) -> None:
-        tree, hidden = outcome.tree, outcome.hidden
-        assert hidden is not None
-        accepted = set(outcome.path)
-        nodes = [node for node in range(1, len(tree.tokens)) if node not in accepted]
-        if nodes:
+    def _note_rejected(self, outcome: Outcome, hidden: Tensor) -> None:
+        tree = outcome.tree
+        is_rejected = np.ones(len(tree.tokens), dtype=np.bool_)
+        is_rejected[outcome.path] = False
+        nodes = np.flatnonzero(is_rejected)
+        if len(nodes) > MOST_REJECTED:
             # Best nodes first where not all of them fit a pass's share of what is remembered.
-            nodes = sorted(nodes, key=lambda n: -tree.probabilities[n])[:MOST_REJECTED]
-            rows = hidden[torch.tensor(nodes, device=hidden.device)].float()
-            above = hidden[torch.tensor(tree.parents[nodes], device=hidden.device)].float()
-            self._note(self._inputs(above, tree.tokens[nodes].tolist()), rows, NOISE_OF_REJECTED)
+            nodes = nodes[np.argsort(-tree.probabilities[nodes], kind="stable")[:MOST_REJECTED]]
+        if len(nodes):
+            rows, above = (
+                hidden[torch.from_numpy(of).to(hidden.device)]
+                for of in (nodes, tree.parents[nodes].astype(np.int64))
+            )
+            self._note(Pairs(above, tree.tokens[nodes].tolist(), rows, NOISE_OF_REJECTED))
 
-    def _note(self, inputs: Tensor, outputs: Tensor, noise: float) -> None:
-        self._unlearnt.append((inputs, outputs, noise))
+    def _note(self, pairs: Pairs) -> None:
+        self._unlearnt.append(pairs)
         if len(self._unlearnt) > MOST_UNLEARNT:  # nobody has asked for long
             del self._unlearnt[: MOST_UNLEARNT // 2]
 
@@ -135,21 +151,26 @@ class LeastSquaresHead:
         """Learn what was seen since the last question: in steps without one it costs nothing."""
         waiting, self._unlearnt = self._unlearnt, []
         if waiting:
-            inputs, outputs, noises = zip(*waiting, strict=True)
-            each = [
-                torch.full_like(x[:, 0], noise) for x, noise in zip(inputs, noises, strict=True)
-            ]
-            x, y, noise = torch.cat(inputs), torch.cat(outputs), torch.cat(each)
+            x, y = self._joined(waiting)
+            each = [pairs.noise for pairs in waiting for _ in pairs.tokens]
+            noise = torch.tensor(each, dtype=x.dtype, device=x.device)
             finite = torch.isfinite(x).all(dim=-1) & torch.isfinite(y).all(dim=-1)
-            self._regression.add(x[finite], y[finite], noise[finite])
+            if not finite.all():
+                x, y, noise = x[finite], y[finite], noise[finite]
+            self._regression.add(x, y, noise)
 
-    def _gather(self, inputs: Tensor, hidden: Tensor) -> None:
+    def _gather(self, pairs: Pairs) -> None:
         """Add to the sums of the model, many rows at a time: one row costs as much as thirty."""
-        self._unsummed.append((inputs, hidden))
-        if sum(len(rows) for rows, _ in self._unsummed) >= ROWS_TO_SUM:
-            parts, outputs = zip(*self._unsummed, strict=True)
-            self._sums.add(torch.cat(parts), torch.cat(outputs))
+        self._unsummed.append(pairs)
+        if sum(len(pairs.tokens) for pairs in self._unsummed) >= ROWS_TO_SUM:
+            self._sums.add(*self._joined(self._unsummed))
             self._unsummed.clear()
+
+    def _joined(self, parts: list[Pairs]) -> tuple[Tensor, Tensor]:
+        """Return the inputs and outputs of many pairs, [rows, 2 * width] and [rows, width]."""
+        before = torch.cat([pairs.before for pairs in parts])
+        tokens = [token for pairs in parts for token in pairs.tokens]
+        return self._inputs(before, tokens), torch.cat([pairs.after for pairs in parts])
 
     def _predict(self, paths: list[tuple[int, ...]], root: int) -> None:
         """Predict the hidden states at the ends of paths, level by level."""

@@ -43,10 +43,11 @@ R = TypeVar("R")
 #: Nodes whose path is less probable than this cost more than they return on any machine.
 MIN_PROBABILITY = 0.001
 
-#: Nodes that a node drafter is asked about in each of its rounds.
-ROUNDS = (1, 5)
+#: Nodes that a node drafter is asked about in each of its rounds. A few at first: their answers
+#: change which nodes are worth asking about next.
+ROUNDS = (1, 3, 6, 6)
 #: The same for trees of more nodes than this.
-FEW_NODES, MORE_ROUNDS = 24, (1, 4, 6, 6)
+FEW_NODES, MORE_ROUNDS = 24, (1, 6, 10, 10, 8)
 #: Parts of the prompt (of 32 positions) that are read out at once, and with each step that paid.
 PARTS_AT_ONCE, PARTS_MORE = 1, 2
 #: What an answer wins for each unit of probability that leaves the tree at a node: more than that,

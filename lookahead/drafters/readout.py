@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lookahead.drafters.base import Candidates
+from lookahead.drafters.products import products
 from lookahead.drafters.rows import top_rows
 from ngram_pool.features import LEAST_NOISE, SHARPNESS
 
@@ -41,6 +42,10 @@ class ModelEnds(Protocol):
     @property
     def vocab(self) -> int:
         """Number of tokens that may be drafted."""
+
+    @property
+    def dtype_of_guesses(self) -> torch.dtype:
+        """In which guesses are computed fastest: they need no more than 16 bits."""
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Return the embeddings of tokens, int64, [rows] -> float, [rows, embedding_width]."""
@@ -95,10 +100,11 @@ class Readout:
         self._place[new] = places
         weight, bias = self._ends.output_rows(torch.from_numpy(new))
         if self._weight is None:
-            self._weight = weight.new_zeros((self._limit, weight.shape[1]))
+            size = (self._limit, weight.shape[1])
+            self._weight = weight.new_zeros(size, dtype=self._ends.dtype_of_guesses)
             self._bias = None if bias is None else bias.new_zeros(self._limit)
         where = torch.from_numpy(places).to(weight.device)
-        self._weight[where] = weight
+        self._weight[where] = weight.to(self._weight)
         if self._bias is not None and bias is not None:
             self._bias[where] = bias
 
@@ -151,7 +157,7 @@ class Readout:
 
     def _race(self, hidden: Tensor, k: int, noise: NDArray[np.float32]) -> Candidates:
         lucky, weight, bias = self._lucky(noise)
-        more = _products(hidden.to(weight), weight)
+        more = products(hidden, weight)
         if bias is not None:
             more += bias
         # What has come into the shortlist since runs there.
@@ -185,15 +191,7 @@ class Readout:
     def _logits(self, hidden: Tensor) -> Tensor:
         assert self._weight is not None
         # The whole matrix, whatever its size: how to do products is found out once for each shape.
-        logits = _products(hidden.to(self._weight), self._weight)[:, : self._size]
+        logits = products(hidden, self._weight)[:, : self._size]
         if self._bias is not None:
             logits = logits + self._bias[: self._size]
         return logits
-
-
-def _products(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Return ``rows @ matrix.T``: of a few rows, oneDNN's take half the time of ``torch.mm``."""
-    if rows.device.type == "cpu" and torch.backends.mkldnn.is_available():
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(rows, matrix, None, "none", [], "")
-        return found
-    return rows @ matrix.T

@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lookahead.drafters.products import products
+
 __all__ = ["RunningRegression", "sketch"]
 
 #: Weight of the linear kernel x.x', and of the Gaussian one, relative to a noise of 1, for vectors
@@ -33,6 +35,8 @@ class RunningRegression:
         sketched ones, see :func:`sketch`.
     max_rows : int
         Rows remembered; when they are full, the older half goes.
+    dtype : dtype
+        In which the prior is computed, which is known to fewer digits than 16 bits have.
 
     Notes
     -----
@@ -40,10 +44,20 @@ class RunningRegression:
     mean); the factor is extended as in Golub and Van Loan, section 4.2.
     """
 
-    def __init__(self, prior: Tensor | None = None, max_rows: int = 1024) -> None:
-        self.prior = prior
+    def __init__(
+        self,
+        prior: Tensor | None = None,
+        max_rows: int = 768,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.has_prior = prior is not None
         self.max_rows = max_rows
         self.num_rows = 0
+        self._prior_map: Tensor | None = None  # [out, inputs]
+        self._prior_mean: Tensor | None = None  # [out]
+        if prior is not None:
+            self._prior_map = prior[:-1].T.to(dtype).contiguous()
+            self._prior_mean = prior[-1].to(dtype)
         self._inputs: Tensor | None = None  # [max_rows, 2 * width], both halves of unit length
         self._outputs: Tensor | None = None  # [max_rows, out], what the prior leaves over
         self._noise: Tensor | None = None  # [max_rows]
@@ -70,12 +84,12 @@ class RunningRegression:
             self._allocate(inputs, outputs)
         if self.num_rows + len(inputs) > self.max_rows:
             self._forget(len(inputs))
-        residual = outputs if self.prior is None else outputs - self._prior(inputs)
+        residual = outputs - self._prior(inputs) if self.has_prior else outputs
         self._append(inputs, residual, noise)
 
     def predict(self, inputs: Tensor) -> Tensor:
         """Return what is expected for inputs, float32, [rows, 2 * width] -> [rows, out]."""
-        expected = None if self.prior is None else self._prior(inputs)
+        expected = self._prior(inputs) if self.has_prior else None
         if not self.num_rows:
             assert expected is not None
             return expected
@@ -91,9 +105,9 @@ class RunningRegression:
         return self._inputs[: self.num_rows]
 
     def _prior(self, inputs: Tensor) -> Tensor:
-        assert self.prior is not None
-        small = sketch(inputs, len(self.prior) - 1)
-        return torch.addmm(self.prior[-1], small, self.prior[:-1])
+        assert self._prior_map is not None
+        small = sketch(inputs, self._prior_map.shape[1])
+        return products(small, self._prior_map, self._prior_mean)
 
     def _kernel(self, left: Tensor, right: Tensor) -> Tensor:
         """Return k between rows, [left, right]."""
@@ -131,7 +145,7 @@ class RunningRegression:
         # (K + N)^-1 is the sum over the rows of the inverse factor: these are what is new.
         whitened = torch.addmm(corner @ residual, self._inverse[new, old], self._outputs[old])
         self._weights[new] = corner.T @ whitened
-        self._weights[old] += self._inverse[new, old].T @ whitened
+        self._weights[old].addmm_(self._inverse[new, old].T, whitened)
         self._inputs[new], self._outputs[new], self._noise[new] = inputs, residual, noise
         self.num_rows += len(inputs)
 

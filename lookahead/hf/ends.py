@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lookahead.hf.compat import vocab_size
-from lookahead.hf.layers import is_plain_matrix
+from lookahead.hf.layers import has_products, is_plain_matrix
 
 __all__ = ["HFEnds", "ends_of"]
 
@@ -28,6 +28,12 @@ class HFEnds:
         self.vocab = min(vocab_size(model), int(self._output.weight.shape[0]))
         self.width = int(self._output.weight.shape[1])
         self.embedding_width = int(self._embedding.weight.shape[1])
+
+    @property
+    def dtype_of_guesses(self) -> torch.dtype:
+        """In which guesses are computed fastest: they need no more than 16 bits."""
+        on_cpu = self._output.weight.device.type == "cpu"
+        return torch.bfloat16 if on_cpu and has_products(torch.bfloat16) else torch.float32
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Return embeddings, int64, [rows] -> float, [rows, width of the embedding]."""

@@ -9,6 +9,7 @@ logits, and in 16 bits cannot tell that from ordinary rounding; so the layers ar
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from lookahead.hf.compat import device_of
 
-__all__ = ["is_plain_matrix", "kinds_of_layers", "precision", "reason_for_layers"]
+__all__ = ["has_products", "is_plain_matrix", "kinds_of_layers", "precision", "reason_for_layers"]
 
 #: How much larger the other rows are: enough to drown a row that shares a scale with them.
 LARGER = 256.0
@@ -43,6 +44,16 @@ def kinds_of_layers(model: nn.Module) -> Hashable:
         weight = module._parameters.get("weight")  # many times faster than to ask the module
         kinds.append((type(module), type(weight), None if weight is None else weight.dtype))
     return hash(tuple(kinds))
+
+
+@functools.cache
+def has_products(dtype: torch.dtype) -> bool:
+    """Say whether this processor and oneDNN multiply in a type without widening it first."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.float32:
+        return True
+    return dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def is_plain_matrix(module: object) -> bool:

@@ -25,7 +25,7 @@ from transformers.pytorch_utils import Conv1D
 
 from lookahead.config import Config
 from lookahead.hf.compat import is_compiled
-from lookahead.hf.layers import ROUNDING_16, ROUNDING_32
+from lookahead.hf.layers import ROUNDING_16, ROUNDING_32, has_products
 from lookahead.session import Session
 from lookahead.stats import DecodeStats
 
@@ -333,17 +333,9 @@ def _is_packable(module: nn.Module, fewest_numbers: int) -> bool:
         and weight.device.type == "cpu"
         and weight.layout == torch.strided
         and weight.numel() >= max(1, fewest_numbers)
-        and _has_products(weight.dtype)
+        and has_products(weight.dtype)
         and (bias is None or (type(bias) is type(weight) and bias.dtype == weight.dtype))
     )
-
-
-@functools.cache
-def _has_products(dtype: torch.dtype) -> bool:
-    """Say whether this processor and oneDNN multiply in a type without widening it first."""
-    if dtype == torch.float32:
-        return True
-    return dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def _pack(layers: list[PrepackedLayer]) -> None:

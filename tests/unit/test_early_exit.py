@@ -22,7 +22,7 @@ class Layers:
     What leaves any early layer is the vector itself: a linear lens can be perfect.
     """
 
-    vocab, width = VOCAB, WIDTH
+    vocab, width, dtype_of_guesses = VOCAB, WIDTH, torch.float32
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(0)

@@ -57,6 +57,17 @@ def test_hidden_states_of_a_half_precision_model_are_taken():
     check(Readout(ends, range(VOCAB)), ends, set(range(VOCAB)), states=states)
 
 
+def test_a_shortlist_of_16_bits_names_the_same_up_to_rounding():
+    exact, rounded = (
+        Readout(TableEnds(VOCAB, dtype_of_guesses=dtype), range(VOCAB)).top(hidden(), 8)
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    assert rounded.probabilities.dtype == np.float32
+    np.testing.assert_allclose(rounded.probabilities, exact.probabilities, rtol=0.15)
+    for ours, right in zip(rounded.tokens, exact.tokens, strict=True):
+        assert len(set(ours) & set(right)) >= 6
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_hidden_states_that_are_not_finite_name_nothing(value):
     states = hidden(2)

@@ -46,9 +46,10 @@ class Config:
     drafters : tuple
         The user's own :class:`~lookahead.drafters.Drafter` objects, or factories that make one
         for each sequence.
-    recycle_prompt : int
-        How many of the last prompt positions have their next-token candidates read out. More
-        gives better first guesses and costs one row of the output layer each.
+    recycle_prompt : "auto" or int
+        How many of the last prompt positions have their next-token candidates read out, for one
+        row of the output layer each. ``"auto"`` is 512 where there is no head, and none where
+        there is one, which guesses as well without.
     remember : bool or "calibrated"
         Whether what is learnt about the model (cost curve, sums of the head; no text) is read
         from the user's cache and saved there. ``"calibrated"`` reads what ``lookahead calibrate``
@@ -76,7 +77,7 @@ class Config:
     sources: tuple[str, ...] = DEFAULT_SOURCES
     exit_layer: int | Literal["auto"] = "auto"
     drafters: tuple[Any | Callable[[], Any], ...] = ()
-    recycle_prompt: int = 512
+    recycle_prompt: int | Literal["auto"] = "auto"
     remember: bool | Literal["calibrated"] = True
     window: tuple[int, int, int] | Literal["auto", 0] | None = None
     prepack: bool | Literal["auto"] = "auto"
@@ -87,7 +88,8 @@ class Config:
             _check_int("nodes", self.nodes, 0, MAX_NODES, '"auto" or ')
         _check_int("max_nodes", self.max_nodes, 0, MAX_NODES)
         _check_int("max_depth", self.max_depth, 1, MAX_NODES)
-        _check_int("recycle_prompt", self.recycle_prompt, 0, 2**20)
+        if self.recycle_prompt != "auto":
+            _check_int("recycle_prompt", self.recycle_prompt, 0, 2**20, '"auto" or ')
         if not isinstance(self.remember, bool) and self.remember != "calibrated":
             raise ConfigError(
                 f'remember must be True, False or "calibrated", not {self.remember!r}.'

@@ -6,6 +6,7 @@ given. An empty tree is plain decoding; there is no other loop.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
@@ -187,9 +188,9 @@ class Engine:
         with self._stats.timed("learn"):
             hidden = self._target.prompt_hidden(sequence.slot)
             sequence.drafter.begin(sequence.context, hidden)
-            limit = self._config.recycle_prompt
-            if limit and self._config.draft_budget:
-                sequence.drafter.recycle(self._target.prompt_rows(sequence.slot, limit))
+            if self._config.draft_budget:
+                rows = functools.partial(self._target.prompt_rows, sequence.slot)
+                sequence.drafter.recycle(rows)
 
     def _windows(self, live: Seq[Sequence], trees: Seq[DraftTree]) -> list[WindowRows | None]:
         """Ask for windows; none where no guess can be of use any more."""

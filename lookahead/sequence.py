@@ -33,8 +33,8 @@ class TreeDrafter(Protocol):
         last positions before the last committed token; None where it is not known.
         """
 
-    def recycle(self, rows: Iterator[PromptRows]) -> None:
-        """Take in the target's candidates after positions of the prompt, newest first.
+    def recycle(self, rows_of: Callable[[int], Iterator[PromptRows]]) -> None:
+        """Take in the target's candidates after the last so many positions, newest first.
 
         Parts that are not taken now may be taken later, as far as they are worth their time.
         """

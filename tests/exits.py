@@ -65,8 +65,8 @@ class ExitTree:
     def begin(self, context: list[int], hidden: Any) -> None:
         self.exit.begin(context, hidden)
 
-    def recycle(self, rows: Any) -> None:
-        for _ in rows:
+    def recycle(self, rows_of: Any) -> None:
+        for _ in rows_of(512):
             pass
 
     def draft(self, context: list[int], plan: Plan, max_depth: int, noise: Any = None) -> DraftTree:

@@ -106,12 +106,18 @@ def bench(
     if state is State.warm:
         print_note("There is no shared store yet: warm is the same as session.")
     loaded, tokenizer = open_model(model, dtype, device, threads)
-    report = _measure(loaded, tokenizer, rows, specs, settings)
+    report = _measure(loaded, tokenizer, rows, specs, settings, with_profile=profile)
     _publish(report, json_path, plot_path, with_profile=profile)
 
 
 def _measure(
-    model: Any, tokenizer: Any, rows: list[Any], specs: list[Any], settings: dict[str, Any]
+    model: Any,
+    tokenizer: Any,
+    rows: list[Any],
+    specs: list[Any],
+    settings: dict[str, Any],
+    *,
+    with_profile: bool,
 ) -> dict[str, Any]:
     """Run everything and give the report."""
     from lookahead.cli import versions
@@ -120,6 +126,7 @@ def _measure(
     from lookahead.cli.benchmark.meters import MemoryMeter
     from lookahead.cli.benchmark.report import make_report
     from lookahead.hf.default_model import quiet_library
+    from lookahead.hf.pass_clock import read_bandwidth
 
     memory = MemoryMeter()
     memory.begin()
@@ -144,8 +151,16 @@ def _measure(
     with working("Warming up") as tell, quiet_library():
         run.warm_up(tell)
         records = run.run(rows, tell)
+        anatomies = run.take_apart(rows, tell) if with_profile else {}
     machine = versions.machine(settings["device"])
-    return make_report(records, settings, machine, versions.versions(), base_rss_bytes)
+    report = make_report(records, settings, machine, versions.versions(), base_rss_bytes)
+    if with_profile:
+        bandwidth = read_bandwidth(model.device)
+        report["anatomy"] = {
+            "bandwidth_gb_s": bandwidth / 1e9,
+            "arms": {name: one.as_json(bandwidth) for name, one in anatomies.items()},
+        }
+    return report
 
 
 def _prompt_limit(model: Any, max_new_tokens: int) -> int:

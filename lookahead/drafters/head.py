@@ -30,6 +30,8 @@ NUM_CANDIDATES = 16
 NUM_DRAWN = 24
 #: The model's own writing says more about what it will write than the prompt does.
 NOISE_OF_PROMPT, NOISE_OF_ANSWER, NOISE_OF_REJECTED = 1.0, 0.5, 1.0
+#: Newest pairs of the prompt that are learnt: the answer needs room beside them.
+PROMPT_ROWS = 512
 #: Rejected nodes of a pass that are learnt from, and passes that may wait to be learnt from.
 MOST_REJECTED, MOST_UNLEARNT = 12, 128
 ROWS_TO_SUM = 32
@@ -77,7 +79,7 @@ class LeastSquaresHead:
         self._readout.add(context)
         if hidden is None or not len(hidden):
             return
-        hidden = hidden[-self._regression.max_rows :].float()
+        hidden = hidden[-1 - PROMPT_ROWS :].float()
         self._last = hidden[-1:].clone()
         if len(hidden) > 1:
             tokens = context[-len(hidden) : -1]

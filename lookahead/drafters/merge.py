@@ -34,7 +34,7 @@ from lookahead.stats import DecodeStats, SourceStats
 from lookahead.tree import DraftTree
 from lookahead.window import WindowRows
 from ngram_pool import Offer, Pool, Proposal
-from ngram_pool.layout import WINDOW_OFFER
+from ngram_pool.layout import HEAD_OFFER, WINDOW_OFFER
 
 __all__ = ["MergedDrafter"]
 
@@ -48,6 +48,9 @@ MIN_PROBABILITY = 0.001
 ROUNDS = (1, 3, 6, 6)
 #: The same for trees of more nodes than this.
 FEW_NODES, MORE_ROUNDS = 24, (1, 6, 10, 10, 8)
+#: Last positions of the prompt that are read out where there is no head: it makes as good guesses
+#: behind a prompt that was not, see docs/log.md.
+PROMPT_POSITIONS = 512
 #: Parts of the prompt (of 32 positions) that are read out at once, and with each step that paid.
 PARTS_AT_ONCE, PARTS_MORE = 1, 2
 #: What an answer wins for each unit of probability that leaves the tree at a node: more than that,
@@ -124,16 +127,19 @@ class MergedDrafter:
         for source in list(self._drafters):
             self._call(source, "begin", list(context))
 
-    def recycle(self, rows: Iterator[PromptRows]) -> None:
-        """Take in the target's candidates after positions of the prompt, newest first.
+    def recycle(self, rows_of: Callable[[int], Iterator[PromptRows]]) -> None:
+        """Take in the target's candidates after the last so many positions, newest first.
 
         Where the number of nodes is fixed, all at once; else a few, and more with each step in
         which a guess was right: reading out a long prompt takes longer than some answers. In a
         batch, where a guess is worth less and all others wait, none.
         """
-        if not self._recycles or not (self._alone or self._config.nodes != "auto"):
+        limit = self._config.recycle_prompt
+        if limit == "auto":
+            limit = 0 if HEAD_OFFER in self._node_drafters else PROMPT_POSITIONS
+        if not self._recycles or not limit or not (self._alone or self._config.nodes != "auto"):
             return
-        self._prompt_rows = rows
+        self._prompt_rows = rows_of(limit)
         self._recycle_prompt(PARTS_AT_ONCE if self._config.nodes == "auto" else None)
 
     def _recycle_prompt(self, parts: int | None) -> None:

@@ -86,10 +86,10 @@ class Readout:
 
     def add(self, tokens: Iterable[int]) -> None:
         """Take tokens into the shortlist."""
-        wanted = np.unique(np.fromiter(tokens, dtype=np.int64))
-        wanted = wanted[(wanted >= 0) & (wanted < self._ends.vocab)]
+        given = np.fromiter(tokens, dtype=np.int64)
+        wanted = given[(given >= 0) & (given < self._ends.vocab)]
         room = self._limit - self._kept
-        new = wanted[self._place[wanted] < 0][:room]
+        new = np.unique(wanted[self._place[wanted] < 0])[:room]
         if not len(new):
             return
         places = self._kept + (self._next + np.arange(len(new))) % room

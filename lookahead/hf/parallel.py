@@ -117,7 +117,7 @@ class _Follower:
     def begin(self, context: list[int], hidden: Tensor | None) -> None:
         """Do nothing: the leader reads the prompt."""
 
-    def recycle(self, rows: Iterator[PromptRows]) -> None:
+    def recycle(self, rows_of: Callable[[int], Iterator[PromptRows]]) -> None:
         """Do nothing."""
 
     def draft(

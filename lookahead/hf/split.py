@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from lookahead.errors import UnsupportedError
 from lookahead.hf.compat import is_compiled
 
-__all__ = ["Instead", "LayerSplit", "instead"]
+__all__ = ["Instead", "LayerSplit", "find_layers", "instead"]
 
 #: What a layer does in place of its forward: called with that forward and its arguments.
 Instead = Callable[..., Any]
@@ -45,7 +45,7 @@ class LayerSplit:
     """
 
     def __init__(self, model: Any) -> None:
-        self._layers = _find_layers(model)
+        self._layers = find_layers(model)
         self._head = model.get_output_embeddings()
         self._num_returned: int | None = None  # 0 for a bare tensor; learned from the first pass
         self.reason = _reason(model, self._layers)
@@ -224,7 +224,7 @@ def _no_logits(_forward: Instead, *args: Any, **kwargs: Any) -> Any:
     return hidden[..., :1]
 
 
-def _find_layers(model: Any) -> list[nn.Module]:
+def find_layers(model: Any) -> list[nn.Module]:
     """Return the decoder layers: the outermost list of as many modules as there are layers."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
     number = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from lookahead.cli.benchmark.anatomy import STEP_PARTS
 from lookahead.cli.benchmark.meters import MemoryMeter, PassMeter
 from lookahead.cli.benchmark.runner import is_loop
 
@@ -62,7 +63,7 @@ def test_json_has_the_shape_that_scripts_read(
         call, tiny_folder, data, tmp_path, "--arms", arms, "--nodes", "8", "--state", "cold",
         "--profile", "--plot", str(plot),
     )  # fmt: skip
-    assert set(report) == {"settings", "machine", "versions", "arms", "prompts"}
+    assert set(report) == {"settings", "machine", "versions", "arms", "prompts", "anatomy"}
     assert list(report["arms"]) == ["plain", "lookahead", "lookahead:sources=ngrams,nodes=4"]
     for arm in report["arms"].values():
         assert set(arm) == {"overall", "subtasks"}
@@ -80,8 +81,26 @@ def test_json_has_the_shape_that_scripts_read(
     assert report["machine"]["threads"] >= 1
     assert report["versions"]["transformers"]
     assert plot.stat().st_size > 0
-    for word in ("talk", "sums", "overall", "speed-up", "Time by part"):
+    for word in ("talk", "sums", "overall", "speed-up", "Time by part", "A step taken apart"):
         assert word in outcome.out
+    assert report["anatomy"]["bandwidth_gb_s"] > 0.1
+    assert set(report["anatomy"]["arms"]) == set(report["arms"])
+    for name, one in report["anatomy"]["arms"].items():
+        assert list(one["ms"]) == list(STEP_PARTS)
+        assert one["passes"] > 0
+        assert one["ms"]["matrices"] > 0
+        assert (one["ms"]["draft"] > 0) == (name != "plain")
+        assert set(one["memory_ms"]) == {"matrices", "attention", "output layer"}
+        # Seconds are noise here: the sum is within 3 % on a quiet machine, see docs/bench.md.
+        assert 0.1 < one["sum_by_step"] < 10
+
+
+def test_without_a_profile_no_step_is_taken_apart(
+    call: Any, tiny_folder: Path, data: Path, tmp_path: Path
+) -> None:
+    report, outcome = measure(call, tiny_folder, data, tmp_path, "--arms", "plain")
+    assert set(report) == {"settings", "machine", "versions", "arms", "prompts"}
+    assert "taken apart" not in outcome.out
 
 
 def test_later_turns_can_be_left_out_and_window_rows_are_counted(

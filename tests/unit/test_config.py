@@ -47,7 +47,7 @@ def test_lists_are_taken_for_tuples():
         ("nodes", -1, '"auto" or a whole number from 0 to 256'),
         ("max_nodes", 257, "a whole number from 0 to 256"),
         ("max_depth", 0, "a whole number from 1 to 256"),
-        ("recycle_prompt", -5, "a whole number from 0 to"),
+        ("recycle_prompt", -5, '"auto" or a whole number from 0 to'),
         ("window", (0, 5, 7), "number of columns must be a whole number from 1 to 128"),
         ("window", (7, 1, 7), "length of the n-grams must be a whole number from 2 to 16"),
         ("window", (7, 5, -1), "number of guesses must be a whole number from 1 to 128"),

@@ -43,6 +43,8 @@ class Arm:
     takes_batches = True
     #: Whether passes are counted by a hook; else they are known.
     is_metered = True
+    #: Whether a clock can look at the parts of its passes.
+    can_be_taken_apart = True
 
     def __init__(self, spec: ArmSpec, model: Any, max_length: int) -> None:
         self.name = spec.name
@@ -69,6 +71,7 @@ class CompiledArm(Arm):
     """
 
     is_metered = False
+    can_be_taken_apart = False
 
     def __init__(self, spec: ArmSpec, model: Any, max_length: int) -> None:
         super().__init__(spec, model, max_length)
@@ -105,6 +108,7 @@ class EarlyExitArm(Arm):
 
     takes_cache = False
     takes_batches = False
+    can_be_taken_apart = False  # passes of drafts go through the same layers
 
     def options(self) -> dict[str, Any]:
         """Exit after a third of the layers."""

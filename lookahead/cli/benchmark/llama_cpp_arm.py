@@ -23,6 +23,7 @@ class LlamaCppArm(Arm):
     takes_cache = False
     takes_batches = False
     is_metered = False
+    can_be_taken_apart = False
 
     def __init__(self, spec: ArmSpec, model: Any, max_length: int, model_name: str) -> None:
         super().__init__(spec, model, max_length)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lookahead.cli.benchmark.runner import Record
+from lookahead.hf.pass_clock import PASS_PARTS
 
 #: Columns of tables that go into a file or a pipe.
 WIDTH = 160
@@ -108,6 +109,8 @@ def print_tables(report: dict[str, Any], *, with_profile: bool) -> None:
     console.print(_results(report))
     if with_profile:
         console.print(_profile(report))
+        if report["anatomy"]["arms"]:
+            console.print(_anatomy(report["anatomy"]))
 
 
 def _results(report: dict[str, Any]) -> Table:
@@ -163,6 +166,34 @@ def _profile(report: dict[str, Any]) -> Table:
         table.add_row(name, "rest", f"{rest:.0f}", "", "")
         table.add_section()
     return table
+
+
+def _anatomy(anatomy: dict[str, Any]) -> Table:
+    """Return a step by its parts, in milliseconds, and what memory alone would need for each."""
+    arms = anatomy["arms"]
+    table = Table("ms a step", *arms, title="A step taken apart (in brackets: memory alone)")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for part in next(iter(arms.values()))["ms"]:
+        cells = []
+        for arm in arms.values():
+            least = arm["memory_ms"].get(part)
+            cells.append(f"{arm['ms'][part]:.2f}" + (f" ({least:.2f})" if least else ""))
+        table.add_row(part, *cells)
+    table.add_section()
+    table.add_row("all parts", *(f"{sum(arm['ms'].values()):.2f}" for arm in arms.values()))
+    table.add_row("without the clock", *(f"{arm['step_ms']:.2f}" for arm in arms.values()))
+    table.add_row(
+        "outside of the pass",
+        *(f"{_share_outside(arm['ms']):.1%}" for arm in arms.values()),
+    )
+    table.caption = f"{anatomy['bandwidth_gb_s']:.1f} GB/s are read from memory"
+    return table
+
+
+def _share_outside(ms: dict[str, float]) -> float:
+    """Return the share of a step that is not the model's own."""
+    return 1.0 - sum(ms[part] for part in PASS_PARTS) / sum(ms.values())
 
 
 def heading(report: dict[str, Any]) -> str:

@@ -14,12 +14,15 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from lookahead.cli.benchmark.anatomy import Anatomy, dissect
 from lookahead.cli.benchmark.arms import Arm, LookaheadArm, arm_failed
 from lookahead.cli.benchmark.meters import MemoryMeter, PassMeter
 from lookahead.cli.benchmark.prompts import Row
 from lookahead.cli.console import CommandError, Tell
 from lookahead.cli.conversation import KeptCache, Transcript
 from lookahead.cli.streaming import TextStream
+from lookahead.hf.pass_clock import PassClock
+from lookahead.stats import PARTS
 
 #: Prompts are cut to so many ids.
 PROMPT_LIMIT = 1500
@@ -142,6 +145,37 @@ class Runner:
                     raise
                 raise CommandError(arm_failed(arm.name, error)) from error
 
+    def take_apart(self, rows: Sequence[Row], tell: Tell) -> dict[str, Anatomy]:
+        """Run the first turn of one row a subtask with and without a clock on each arm's model."""
+        found: dict[str, Anatomy] = {}
+        few = list({row.subtask: row for row in reversed(rows)}.values())
+        arms = [arm for arm in self._arms if arm.can_be_taken_apart]
+        if self._protocol.batch_size > 1:
+            return found
+        for arm in arms:
+            tell(f"Taking apart: {arm.name}", None)
+            clock, parts = PassClock(arm.model), dict.fromkeys(PARTS, 0.0)
+            seconds, passes = [0.0, 0.0], [0, 0]  # of decoding, without and with the clock
+            for row in few:
+                ids = Transcript(self._tokenizer).prompt_ids(row.turns[0])
+                for number, its_clock in enumerate((None, clock)):
+                    one = self._call(
+                        arm,
+                        [ids[: self._protocol.prompt_limit]],
+                        arm.first_cache(),
+                        self._protocol.max_new_tokens,
+                        its_clock,
+                    )
+                    seconds[number] += one.seconds - one.times_s[0]
+                    passes[number] += one.passes
+                for part, ms in one.time_ms.items():
+                    parts[part] += ms
+            is_ours = isinstance(arm, LookaheadArm)
+            # With nodes="auto" the two do not take the same number of passes.
+            step_s = seconds[0] / max(1, passes[0])
+            found[arm.name] = dissect(clock, parts if is_ours else {}, seconds[1], step_s)
+        return found
+
     def run(self, rows: Sequence[Row], tell: Tell) -> list[Record]:
         """Run all rows through all arms."""
         records: list[Record] = []
@@ -202,9 +236,14 @@ class Runner:
         return arm.first_cache() if cache is None else cache
 
     def _call(
-        self, arm: Arm, prompts: Sequence[list[int]], cache: Any, max_new_tokens: int
+        self,
+        arm: Arm,
+        prompts: Sequence[list[int]],
+        cache: Any,
+        max_new_tokens: int,
+        clock: PassClock | None = None,
     ) -> Measured:
-        """Call ``generate`` of one arm, with everything measured."""
+        """Call ``generate`` of one arm, with everything measured; a clock looks at its passes."""
         import torch
 
         from lookahead.hf.batches import until_end
@@ -224,7 +263,10 @@ class Runner:
             # The result object is wanted for the cache only, which batches do not pass on.
             options |= {"streamer": stream, "return_dict_in_generate": stream is not None}
             options |= arm.options()
-            with self._meter if arm.is_metered else nullcontext():
+            with (
+                self._meter if arm.is_metered else nullcontext(),
+                nullcontext() if clock is None else clock.running(lambda: _has_begun(stream)),
+            ):
                 start = time.perf_counter()
                 result = arm.model.generate(**inputs, **options)
                 width = inputs["input_ids"].shape[1]
@@ -260,6 +302,11 @@ class Runner:
         if isinstance(arm, LookaheadArm):
             _take_stats(measured, arm.model)
         return measured
+
+
+def _has_begun(stream: TextStream | None) -> bool:
+    """Whether the first token is out: what comes before it is the prefill."""
+    return stream is not None and bool(stream.times_s)
 
 
 def _take_stats(measured: Measured, model: Any) -> None:

@@ -20,17 +20,11 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from lookahead.hf.compat import first_place
+from lookahead.hf.compat import OWN_MASK, first_place, length_argument
 from lookahead.hf.masks import Visibility
 from lookahead.hf.split import Instead, instead
 
 __all__ = ["PlaceReaders", "Places"]
-
-#: What modules that embed positions call the length of the cache; the first name until 5.23.
-LENGTH_NAMES = ("past_key_values_length", "cache_length")
-
-#: The method in which, before 5.12, families make a mask of their own, and not from a rule.
-OWN_MASK = "_update_causal_mask"
 
 
 class Places:
@@ -107,9 +101,8 @@ class PlaceReaders:
         #: By the method that is replaced: modules, and what makes the replacement.
         self._found: dict[str, list[tuple[nn.Module, Correction]]] = {}
         decoder = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
-        slides = _slides(model)
         for module in decoder.modules():
-            if hasattr(module, OWN_MASK) and not slides:
+            if hasattr(type(module), OWN_MASK) and not _slides(model):
                 self._found.setdefault(OWN_MASK, []).append((module, _own_mask))
             method, correction = _correction(module, takes_positions=takes_positions)
             if correction is not None:
@@ -136,14 +129,9 @@ def _correction(module: nn.Module, *, takes_positions: bool) -> tuple[str, Corre
         return known
     if getattr(module, "has_relative_attention_bias", False) and hasattr(module, "compute_bias"):
         return "compute_bias", _relative_bias if getattr(module, "is_decoder", False) else None
-    if not takes_positions and _length_name(type(module).forward):
+    if not takes_positions and length_argument(type(module).forward):
         return "forward", _embedded_positions
     return "", None
-
-
-def _length_name(forward: Callable[..., Any]) -> str | None:
-    """Return what a module that embeds positions calls the length of the cache, or None."""
-    return next((name for name in _parameters(forward) if name in LENGTH_NAMES), None)
 
 
 def _slides(model: Any) -> bool:
@@ -201,7 +189,7 @@ def _mpt(module: Any, places: Places) -> Instead:  # noqa: ARG001
     def attend(forward: Instead, *args: Any, **kwargs: Any) -> Any:
         bias = kwargs["position_bias"]
         kwargs["position_bias"] = places.once("bias", bias, lambda: right(bias))
-        kwargs["attention_mask"] = places.hidden  # before 5.12 made from no rule
+        kwargs["attention_mask"] = places.hidden  # in 4.57 no rule made it
         return forward(*args, **kwargs)
 
     def right(bias: Tensor) -> Any:
@@ -286,7 +274,7 @@ class _Cut:
 def _embedded_positions(module: Any, places: Places) -> Instead:
     """Embed every row at its place, as a single step of plain decoding would."""
     signature = inspect.signature(module.forward)
-    length_name = _length_name(module.forward) or LENGTH_NAMES[-1]
+    length_name = str(length_argument(module.forward))
 
     def embed(forward: Instead, *args: Any, **kwargs: Any) -> Tensor:
         call = signature.bind(*args, **kwargs).arguments

@@ -80,6 +80,8 @@ def reason_for_call(call: Prepared, cache: Any) -> str | None:
         return f"{mode.value.replace('_', ' ')} is not greedy search or sampling"
     if reason := _reason_for_padding(call, cache):
         return reason
+    if cache is None and call.model._is_stateful and model_kwargs.get("use_cache"):
+        return f"{type(call.model).__name__} keeps a recurrent state, which cannot branch"
     if cache is None or model_kwargs.get("use_cache") is False:
         return "there is no cache to decode with; use_cache=False leaves it out"
     if call.model.config.is_encoder_decoder and getattr(cache, "_is_user_defined", False):

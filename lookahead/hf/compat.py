@@ -33,6 +33,7 @@ __all__ = [
     "cache_argument",
     "check_version",
     "count_or_length",
+    "cache_dropped_behind",
     "device_of",
     "drop_empty_cache",
     "first_place",
@@ -187,6 +188,18 @@ def positions_by_mask(mask: Tensor | None) -> Tensor | None:
         return None
     tokens = mask.long().cumsum(dim=-1)
     return (tokens - 1).masked_fill(tokens == 0, 1)
+
+
+def cache_dropped_behind(config: Any) -> int | None:
+    """Return behind how many tokens Phi-3 and its kin drop the cache for good, or None.
+
+    There long ropes change. From 5.24 on such a model reads its whole text again; in 5.4 and 5.12,
+    and we take it so for what lies between, it goes on from the last token alone.
+    """
+    if config.model_type not in ("phi3", "phimoe", "phi4_multimodal"):
+        return None
+    forgets = Version("5.0") <= RELEASE < Version("5.24")
+    return getattr(config, "original_max_position_embeddings", None) if forgets else None
 
 
 @functools.lru_cache(maxsize=256)

@@ -19,10 +19,11 @@ import ngram_pool
 from lookahead.config import Config
 from lookahead.errors import ConfigError, UnsupportedError
 from lookahead.hf.arguments import by_name, library_loop, with_stop_strings
-from lookahead.hf.compat import check_version, drop_empty_cache, mark_given_cache
+from lookahead.hf.compat import check_version, device_of, drop_empty_cache, mark_given_cache
 from lookahead.hf.generate import Extras, decode, prepare
 from lookahead.hf.prepack import prepacked_weights
 from lookahead.hf.prepared import Prepared
+from lookahead.hf.random_numbers import random_states, set_random_states
 from lookahead.plain import refuse_or_warn, timed_plain
 from lookahead.session import Session
 from lookahead.stats import DecodeStats
@@ -74,10 +75,13 @@ class AcceleratedGenerate:
         session = session_of(self._model)
         if threading.get_ident() in session.plain_in:
             return self.original(*args, **kwargs)  # part of a call that runs plain
+        device = device_of(self._model)
+        states = random_states(device)
         try:
             return self._accelerated(session, args, kwargs)
         except _RunPlain as plain:
             reason = str(plain)
+        set_random_states(device, states)  # an encoder may have run, and draw random numbers
         refuse_or_warn(session, reason, self.config.strict)
         return timed_plain(session, reason, self.original, args, kwargs)
 

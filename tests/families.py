@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from tests.helpers import OWN_MASKS
 from tests.zoo.build import make_config, make_model, model_class
 
 #: Type and variant of each.
@@ -27,11 +24,7 @@ _FAMILIES = {
 }
 
 #: Those that have an early exit.
-EXIT_FAMILIES = tuple(
-    pytest.param(name, marks=OWN_MASKS) if name in {"opt", "falcon"} else name
-    for name in _FAMILIES
-    if name != "gemma3n"
-)
+EXIT_FAMILIES = tuple(name for name in _FAMILIES if name != "gemma3n")
 
 
 def make_family(family: str, *, attention: str = "eager", seed: int = 0, **changes: Any) -> Any:

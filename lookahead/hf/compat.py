@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
@@ -18,6 +19,7 @@ __all__ = [
     "COUNTS_SLOTS",
     "KNOWS_FIRST",
     "KNOWS_STATES",
+    "OWN_MASK",
     "PREPARES_POSITIONS",
     "RELEASE",
     "SUPPORTED",
@@ -31,10 +33,12 @@ __all__ = [
     "cache_argument",
     "check_version",
     "count_or_length",
+    "cache_dropped_behind",
     "device_of",
     "drop_empty_cache",
     "first_place",
     "is_compiled",
+    "length_argument",
     "length_of",
     "mark_given_cache",
     "pass_arguments",
@@ -61,6 +65,9 @@ KNOWS_FIRST = "is_first_iteration" in _PREPARE
 
 #: Whether a call is prepared with positions, which then go on from the last one.
 PREPARES_POSITIONS = hasattr(GenerationMixin, "_prepare_position_ids_for_generation")
+
+#: The method in which many families of 4.57 make an attention mask of their own, from no rule.
+OWN_MASK = "_update_causal_mask"
 
 #: The rule of masks that hide nothing; before 5.0 there was none.
 bidirectional_mask_function = getattr(masking_utils, "bidirectional_mask_function", None)
@@ -181,6 +188,28 @@ def positions_by_mask(mask: Tensor | None) -> Tensor | None:
         return None
     tokens = mask.long().cumsum(dim=-1)
     return (tokens - 1).masked_fill(tokens == 0, 1)
+
+
+def cache_dropped_behind(config: Any) -> int | None:
+    """Return behind how many tokens Phi-3 and its kin drop the cache for good, or None.
+
+    There long ropes change. From 5.24 on such a model reads its whole text again; in 5.4 and 5.12,
+    and we take it so for what lies between, it goes on from the last token alone.
+    """
+    if config.model_type not in ("phi3", "phimoe", "phi4_multimodal"):
+        return None
+    forgets = Version("5.0") <= RELEASE < Version("5.24")
+    return getattr(config, "original_max_position_embeddings", None) if forgets else None
+
+
+@functools.lru_cache(maxsize=256)
+def length_argument(forward: Any) -> str | None:
+    """Return the name under which what embeds positions takes the length of the cache, or None.
+
+    It was ``past_key_values_length`` until 5.23 and is ``cache_length`` from 5.24 on.
+    """
+    names = inspect.signature(forward).parameters
+    return next((n for n in ("cache_length", "past_key_values_length") if n in names), None)
 
 
 def drop_empty_cache(model: Any) -> None:

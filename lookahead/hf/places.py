@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import DynamicCache
 
-from lookahead.hf.compat import first_place
+from lookahead.hf.compat import OWN_MASK, first_place, length_argument
 from lookahead.hf.masks import Visibility
 from lookahead.hf.split import Instead, instead
 
@@ -48,6 +49,7 @@ class Places:
     def __init__(self, visibility: Visibility, live: Tensor | None) -> None:
         self.rows = visibility.row_slots
         self.keys = visibility.key_slots
+        self._may_see = visibility.may_see
         self.embedded: Tensor | None = None  # [batch, rows, width], once it is made
         self._live = live
         self._known: dict[tuple[str, int], tuple[Any, Any]] = {}
@@ -61,6 +63,16 @@ class Places:
         dead = (~self._live[:, :num_slots]).long().cumsum(dim=1).to(self.keys.device)
         behind = dead[:, -1:].expand(-1, num_slots - dead.shape[1])
         return (self.keys - torch.cat([dead, behind], dim=1)).clamp(min=0)
+
+    def mask(self, dtype: torch.dtype) -> Tensor:
+        """Return who may see whom as numbers that are added, [batch, 1, rows, slots]."""
+        shown = torch.zeros(self.hidden.shape, dtype=dtype, device=self.hidden.device)
+        return shown.masked_fill(self.hidden, torch.finfo(dtype).min)
+
+    @functools.cached_property
+    def hidden(self) -> Tensor:
+        """Whom a row must not see, bool, [batch, 1, rows, slots]."""
+        return ~self._may_see[:, None]
 
     def once(self, name: str, given: Any, make: Callable[[], Any]) -> Any:
         """Return what ``make`` makes of a value, made once in a pass: layers share their biases."""
@@ -90,6 +102,8 @@ class PlaceReaders:
         self._found: dict[str, list[tuple[nn.Module, Correction]]] = {}
         decoder = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
         for module in decoder.modules():
+            if hasattr(type(module), OWN_MASK) and not _slides(model):
+                self._found.setdefault(OWN_MASK, []).append((module, _own_mask))
             method, correction = _correction(module, takes_positions=takes_positions)
             if correction is not None:
                 self._found.setdefault(method, []).append((module, correction))
@@ -115,14 +129,31 @@ def _correction(module: nn.Module, *, takes_positions: bool) -> tuple[str, Corre
         return known
     if getattr(module, "has_relative_attention_bias", False) and hasattr(module, "compute_bias"):
         return "compute_bias", _relative_bias if getattr(module, "is_decoder", False) else None
-    if not takes_positions and "cache_length" in _parameters(type(module).forward):
+    if not takes_positions and length_argument(type(module).forward):
         return "forward", _embedded_positions
     return "", None
+
+
+def _slides(model: Any) -> bool:
+    """Say whether layers have windows, which only a mask of the model's own would keep."""
+    config = model.config.get_text_config(decoder=True)
+    return True in DynamicCache(config=config).is_sliding
 
 
 @functools.lru_cache(maxsize=256)
 def _parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(inspect.signature(forward).parameters)
+
+
+def _own_mask(module: Any, places: Places) -> Instead:
+    names = _parameters(getattr(type(module), OWN_MASK))[1:]
+
+    def make(_: Instead, *args: Any, **kwargs: Any) -> Tensor:
+        call = dict(zip(names, args, strict=False)) | kwargs
+        embedded = call["inputs_embeds"] if "inputs_embeds" in call else call["input_tensor"]
+        return places.mask(embedded.dtype)
+
+    return make
 
 
 def _bloom(module: Any, places: Places) -> Instead:  # noqa: ARG001
@@ -148,7 +179,8 @@ def _falcon(module: Any, places: Places) -> Instead:
 
     def masked(mask: Tensor, alibi: Tensor) -> Tensor:
         lowest = torch.finfo(mask.dtype).min
-        return torch.where(mask == lowest, lowest, alibi / math.sqrt(module.head_dim))
+        apart = alibi.reshape(len(mask), -1, 1, alibi.shape[-1])
+        return torch.where(mask == lowest, lowest, apart / math.sqrt(module.head_dim))
 
     return attend
 
@@ -157,6 +189,7 @@ def _mpt(module: Any, places: Places) -> Instead:  # noqa: ARG001
     def attend(forward: Instead, *args: Any, **kwargs: Any) -> Any:
         bias = kwargs["position_bias"]
         kwargs["position_bias"] = places.once("bias", bias, lambda: right(bias))
+        kwargs["attention_mask"] = places.hidden  # in 4.57 no rule made it
         return forward(*args, **kwargs)
 
     def right(bias: Tensor) -> Any:
@@ -213,7 +246,8 @@ def _gpt_neo(module: Any, places: Places) -> Instead:
     """Cut local windows by place: the method reads them out of a table by slot."""
 
     def attend(original: Any, *args: Any, **kwargs: Any) -> Any:
-        window = module.config.window_size if module.attention_type == "local" else None
+        kind = module.config.attention_layers[module.layer_id]
+        window = module.config.window_size if kind == "local" else None
         near = places.once("near", window, lambda: _near(places, window))
         table = SimpleNamespace(bias=_Cut(near), attn_dropout=module.attn_dropout)
         return original.__func__(table, *args, **kwargs)
@@ -240,6 +274,7 @@ class _Cut:
 def _embedded_positions(module: Any, places: Places) -> Instead:
     """Embed every row at its place, as a single step of plain decoding would."""
     signature = inspect.signature(module.forward)
+    length_name = str(length_argument(module.forward))
 
     def embed(forward: Instead, *args: Any, **kwargs: Any) -> Tensor:
         call = signature.bind(*args, **kwargs).arguments
@@ -264,7 +299,7 @@ def _embedded_positions(module: Any, places: Places) -> Instead:
         for place in rows.unique().tolist():
             there = rows == place
             step = {name: _rows_of(value, there) for name, value in call.items()}
-            one = forward(**(step | {"cache_length": place}))
+            one = forward(**(step | {length_name: place}))
             if joined is None:
                 joined = one.new_empty((*rows.shape, one.shape[-1]))
             joined[there] = one.reshape(-1, one.shape[-1])

@@ -26,6 +26,7 @@ from transformers.pytorch_utils import Conv1D
 from lookahead.config import Config
 from lookahead.hf.compat import is_compiled
 from lookahead.hf.layers import ROUNDING_16, ROUNDING_32, has_products
+from lookahead.hf.parallel import ranks_of
 from lookahead.session import Session
 from lookahead.stats import DecodeStats
 
@@ -287,7 +288,9 @@ def prepacked_weights(
             session.prepacked = Prepacked(modules)
         prepacked: Prepacked = session.prepacked
         # What needs no copies is asked first.
-        fault = prepacked.why_too_large_or_small() if config.prepack == "auto" else None
+        fault = _fault_of_ranks(model)
+        if config.prepack == "auto":
+            fault = fault or prepacked.why_too_large_or_small()
         fault = fault or prepacked.fault
         if fault is None and config.prepack == "auto" and sum(prepacked.saved) <= 0:
             fault = "they are no faster here"
@@ -298,6 +301,15 @@ def prepacked_weights(
     is_ready = prepacked.refresh()
     stats.prepacked_bytes = prepacked.num_bytes
     return prepacked.in_use() if is_ready else nullcontext()
+
+
+def _fault_of_ranks(model: Any) -> str | None:
+    """Say why processes that hold a model between them make no copies, or return None.
+
+    They would go by times and memory of their own, and a layer that each of them has as a whole
+    would round in one as in none of the others: at a near tie they would choose different tokens.
+    """
+    return None if ranks_of(model) is None else "the model is spread over several processes"
 
 
 def packable(model: nn.Module, fewest_numbers: int = 0) -> list[nn.Module]:

@@ -88,11 +88,11 @@ def find_fault(model: Any) -> str | None:
     with torch.no_grad():
         try:
             tree_logits, after = _tree_pass(model, prompt, root, (a, b, c), d)
+            left = plain_logits(model, [*prompt, root, a, b])[-3:]
+            right = plain_logits(model, [*prompt, root, c, d])[-2:]
+            confused = plain_logits(model, [*prompt, root, a, c])[-1]
         except Exception as error:  # noqa: BLE001 - a model may fail in any way; it then runs plain
             return f"a pass over a tree raised {type(error).__name__}: {first_line(error)}"
-        left = plain_logits(model, [*prompt, root, a, b])[-3:]
-        right = plain_logits(model, [*prompt, root, c, d])[-2:]
-        confused = plain_logits(model, [*prompt, root, a, c])[-1]
     right_logits = torch.cat([left, right])
     return difference(model, "a tree pass", torch.cat([tree_logits, after]), right_logits, confused)
 
@@ -153,6 +153,8 @@ def difference(
 
     ``confused`` is what one row gives when it sees what it must not see.
     """
+    if found.shape != right.shape:
+        return f"{what} gives logits of shape {list(found.shape)}, and not {list(right.shape)}"
     worst = (found - right).abs().max().item()
     effect = (confused - right[row]).abs().max().item()
     spread = max(right.std().item(), 1e-6)

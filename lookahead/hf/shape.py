@@ -6,7 +6,7 @@ a recurrent state, one that takes the place of a row from its slot, or attention
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,11 +15,12 @@ from transformers.cache_utils import DynamicCache
 
 from lookahead.hf.cache import SlotCache
 from lookahead.hf.chain import ChainTarget
-from lookahead.hf.compat import COUNTS_SLOTS, vocab_size
+from lookahead.hf.compat import COUNTS_SLOTS, device_of, vocab_size
 from lookahead.hf.layers import reason_for_layers
 from lookahead.hf.masks import SUPPORTED
 from lookahead.hf.prepared import Prepared
 from lookahead.hf.prompts import prompt_mask
+from lookahead.hf.random_numbers import random_states, same_random_numbers
 from lookahead.hf.selftest import (
     difference,
     find_fault,
@@ -48,21 +49,35 @@ class Shape:
         Why it is no tree, as half a sentence.
     takes_mask : bool
         Whether a mask of ours reaches the attention.
+    draws : bool
+        Whether passes draw random numbers, as layers do that then drop nothing.
     """
 
     name: str
     reason: str | None = None
     takes_mask: bool = True
+    draws: bool = False
 
 
 def shape_of(model: Any, session: Session) -> Shape:
     """Return what a model's passes can verify, tested once for layers of these kinds."""
     key = verdict_key(model)
     if key not in session.shapes:
-        session.shapes[key] = _find_shape(model)
+        with same_random_numbers(device_of(model)):
+            shape = _find_shape(model)
+            draws = shape.name != "plain" and _draws(model)
+            session.shapes[key] = replace(shape, draws=draws)
     found = session.shapes[key]
     assert isinstance(found, Shape)
     return found
+
+
+def _draws(model: Any) -> bool:
+    """Say whether a plain pass draws random numbers, though in eval mode nothing comes of them."""
+    before = random_states(device_of(model))
+    with torch.no_grad():
+        plain_logits(model, tokens_of(vocab_size(model))[0])
+    return not all(map(torch.equal, before, random_states(device_of(model))))
 
 
 def _find_shape(model: Any) -> Shape:
@@ -152,6 +167,8 @@ def reason_for_shape(
     """
     if shape.name == "plain":
         return shape.reason
+    if shape.draws and call.generation_config.do_sample:
+        return f"passes of {type(call.model).__name__} draw random numbers, too"
     if shape.name == "tree":
         return None
     if call.batch > 1:

@@ -11,7 +11,7 @@ from typing import Any
 from transformers import StaticCache
 from transformers.generation.configuration_utils import GenerationMode
 
-from lookahead.hf.compat import KNOWS_FIRST, PREPARES_POSITIONS
+from lookahead.hf.compat import KNOWS_FIRST, PREPARES_POSITIONS, cache_dropped_behind
 from lookahead.hf.encoder_decoder import self_attention_part
 from lookahead.hf.kinds import room_of
 from lookahead.hf.masks import SUPPORTED
@@ -80,6 +80,8 @@ def reason_for_call(call: Prepared, cache: Any) -> str | None:
         return f"{mode.value.replace('_', ' ')} is not greedy search or sampling"
     if reason := _reason_for_padding(call, cache):
         return reason
+    if cache is None and call.model._is_stateful and model_kwargs.get("use_cache"):
+        return f"{type(call.model).__name__} keeps a recurrent state, which cannot branch"
     if cache is None or model_kwargs.get("use_cache") is False:
         return "there is no cache to decode with; use_cache=False leaves it out"
     if call.model.config.is_encoder_decoder and getattr(cache, "_is_user_defined", False):
@@ -89,7 +91,8 @@ def reason_for_call(call: Prepared, cache: Any) -> str | None:
     if call.positions.shape[-1] == 0:
         return "the prompt is empty"
     text = call.model.config.get_text_config(decoder=True)
-    if reason := reason_for_rope(text, call.positions, call.num_new, call.batch):
+    reason = reason_for_rope(text, call.positions, call.num_new, call.batch)
+    if reason := reason or _reason_for_dropped_cache(call, text):
         return reason
     return _reason_for_batch(call) if call.batch > 1 else None
 
@@ -102,6 +105,16 @@ def _reason_for_padding(call: Prepared, cache: Any) -> str | None:
     if _padding_shows(call, cache):
         return "what is computed for padding depends on the size of the cache"
     return None
+
+
+def _reason_for_dropped_cache(call: Prepared, text: Any) -> str | None:
+    behind, prompt = cache_dropped_behind(text), int(call.positions.shape[-1])
+    if behind is None or prompt > behind:
+        return None
+    # The last token of a run goes through no pass.
+    if call.num_new is not None and prompt + call.num_new - 1 <= behind:
+        return None
+    return f"in this release of transformers the model drops its cache behind {behind} tokens"
 
 
 def _reason_for_batch(call: Prepared) -> str | None:

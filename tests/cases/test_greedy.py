@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 
 import lookahead
 from lookahead.hf import target as target_module
+from lookahead.hf.compat import SUPPORTED, check_version
 from tests.drafters import ALL, Half, Oracle, Random
 from tests.helpers import (
     CACHE,
@@ -21,6 +27,8 @@ from tests.helpers import (
     shared,
 )
 from tests.oracles import assert_same_cache, kv_from_scratch, next_logits
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -181,3 +189,43 @@ def test_d12_two_caches_of_one_text_are_alike():
         ):
             assert type(mine) is type(right)
             assert mine.keys.shape == right.keys.shape
+
+
+def _pinned(lock):
+    text = (ROOT / lock).read_text("utf-8")
+    return Version(re.search(r"^transformers==(\S+)$", text, re.MULTILINE).group(1))
+
+
+def _recipe(target):
+    text = (ROOT / "Makefile").read_text("utf-8")
+    found = re.search(rf"^{target}:(.*)\n((?:\t.*\n)+)", text, re.MULTILINE)
+    return found.group(1).split(), found.group(2)
+
+
+def test_d9_parity_is_asked_at_both_ends_of_the_claimed_range():
+    """D9: argmax runs differed on one release of the library, and not on the one before."""
+    ends = {rule.operator: Version(rule.version) for rule in SUPPORTED if "*" not in rule.version}
+    oldest, newest = _pinned("requirements-oldest.lock"), _pinned("requirements.lock")
+    assert oldest == ends[">="]
+    assert (newest.major, newest.minor + 1) == (ends["<"].major, ends["<"].minor)
+    assert SUPPORTED.contains(oldest)
+    assert SUPPORTED.contains(newest)
+    needs, command = _recipe("test-oldest")
+    assert needs == ["$(OLDEST)/.ready"]
+    assert command.split()[-3:] == ["tests/equivalence", "tests/cases", "tests/hf"]
+    assert "test-oldest" in _recipe("test-slow")[0]
+    assert _recipe("test")[0] == ["$(READY)"]
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_d10_parity_holds_in_the_release_that_is_installed(family, attention):
+    """D9: whichever it is; nothing runs plain, and nothing is skipped."""
+    check_version()
+    assert SUPPORTED.contains(transformers.__version__, prereleases=True)
+    model, ids = shared(family, attention=attention), prompt(18, repeat=5)
+    plain = model.generate(ids, max_new_tokens=32, do_sample=False)
+    with lookahead.accelerate(model, nodes=8, drafters=(Oracle(plain[0].tolist(), 4, 2),)):
+        assert model.generate(ids, max_new_tokens=32, do_sample=False).tolist() == plain.tolist()
+        assert lookahead.last_stats(model).accelerated
+        assert lookahead.last_stats(model).passes < 32

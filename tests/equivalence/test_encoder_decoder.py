@@ -10,7 +10,6 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache
 
 import lookahead
-from lookahead.hf.compat import KNOWS_STATES
 from lookahead.hf.masks import install
 from lookahead.hf.outputs import StepOutputs
 from lookahead.hf.outputs_check import find_outputs_fault
@@ -229,6 +228,5 @@ def test_statistics_count_the_tokens_of_the_decoder(beams):
     with lookahead.accelerate(model):
         model.generate(**arguments, num_beams=beams)
         stats = lookahead.last_stats(model)
-    if KNOWS_STATES:  # before transformers 5.13 it is plain in some releases
-        assert stats.accelerated == (beams == 1)
+    assert stats.accelerated == (beams == 1)
     assert (stats.new_tokens, stats.prompt_tokens) == (7, 1)

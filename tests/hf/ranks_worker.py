@@ -28,6 +28,7 @@ CALLS = {
 SETTINGS = {
     "fixed": {"nodes": 8},
     "auto": {"nodes": "auto"},
+    "packed": {"nodes": 8, "prepack": True},
     "all": {"nodes": "auto", "sources": ("ngrams", "recycled", "head", "exit"), "window": "auto"},
 }
 
@@ -39,6 +40,16 @@ def _ids(name):
 def _run(model, name):
     torch.manual_seed(0)
     return model.generate(_ids(name), max_new_tokens=32, **CALLS[name]).tolist()
+
+
+def _part(model):
+    """Return the share of the outputs of a layer that this process has the weights of.
+
+    Tensors that know of the others' parts, or (from 5.0 to 5.12, say) of no others.
+    """
+    layer = model.model.layers[0].self_attn.q_proj
+    own = getattr(layer.weight, "to_local", lambda: layer.weight)()
+    return own.shape[0] / (model.config.num_attention_heads * model.config.head_dim)
 
 
 def main(folder: Path) -> None:
@@ -60,7 +71,7 @@ def main(folder: Path) -> None:
         return verify(self, slots, trees, windows)
 
     HFTarget.verify = slow_and_seen
-    found = {"parts": hasattr(next(model.model.layers.parameters()), "device_mesh"), "runs": []}
+    found = {"part": _part(model), "runs": []}
     for setting, settings in SETTINGS.items():
         for name in CALLS:
             plain = _run(model, name)
@@ -76,6 +87,7 @@ def main(folder: Path) -> None:
                     "trees": list(widths),
                     "tokens_per_pass": stats.new_tokens / (1 + stats.passes),
                     "notes": stats.notes,
+                    "prepacked_bytes": stats.prepacked_bytes,
                 }
             )
     (folder / f"found_{rank}.json").write_text(json.dumps(found))

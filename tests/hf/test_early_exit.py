@@ -15,7 +15,6 @@ from tests.exits import only_early_exit
 from tests.families import EXIT_FAMILIES, make_family
 from tests.helpers import (
     CACHE,
-    OWN_MASKS,
     Recorder,
     prompt,
 )
@@ -88,9 +87,7 @@ def test_a_batch_is_drafted_for_by_others():
     assert not looks.peeks
 
 
-@pytest.mark.parametrize(
-    "family", ["llama", "mistral", "gemma2", "gpt2", pytest.param("opt", marks=OWN_MASKS)]
-)
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt2", "opt"])
 def test_below_a_last_layer_that_does_nothing_every_guess_is_accepted(family):
     """P1: exit at L-1 with an identity last layer accepts 100 %."""
     model = make_family(family)

@@ -15,7 +15,6 @@ from lookahead.hf.ends import HFEnds, ends_of
 from lookahead.stats import SourceStats
 from tests.families import make_family
 from tests.helpers import (
-    OWN_MASKS,
     check,
     fresh,
     make_bloom,
@@ -35,10 +34,7 @@ TOGETHER: dict[str, Any] = {"nodes": 8, "remember": False}
 
 @pytest.mark.parametrize(
     "family",
-    [
-        *("llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt2"),
-        pytest.param("opt", marks=OWN_MASKS),
-    ],
+    ["llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt2", "opt"],
 )
 @pytest.mark.parametrize("arguments", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_alone_it_drafts_and_the_answer_is_that_of_plain_generation(family, arguments):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 from transformers import AutoModelForCausalLM
 
+from lookahead.hf.compat import KNOWS_STATES
 from tests.helpers import check, fresh, prompt
 
 accelerate = pytest.importorskip("accelerate")
@@ -43,6 +45,12 @@ def test_parts_on_the_disk_change_no_id_and_keep_their_hooks(on_disk, notes, tmp
     ).eval()
     model.generation_config.eos_token_id = None
     before = _hooked(model)
+    try:
+        model.generate(IDS, **GREEDY)
+    except RuntimeError as error:
+        if KNOWS_STATES:
+            raise
+        pytest.skip(f"transformers {transformers.__version__}, plain generate: {error}")
     runs = check(model, IDS, settings=SETTINGS, **GREEDY)
     assert len(runs.stats.notes) == notes
     assert before

@@ -181,14 +181,16 @@ def test_torchao_with_a_scale_for_all_rows_runs_plain_in_16_bits():
 )
 @pytest.mark.filterwarnings("ignore")
 def test_bitsandbytes_is_exact_in_4_bits_and_plain_in_8(bits, dtype, tmp_path):
-    pytest.importorskip("bitsandbytes")
+    functional = pytest.importorskip("bitsandbytes.functional")
     transformers = pytest.importorskip("transformers")
     fresh().save_pretrained(tmp_path)
     config = transformers.BitsAndBytesConfig(load_in_4bit=bits == 4, load_in_8bit=bits == 8)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path, quantization_config=config, dtype=dtype, device_map="cpu"
     )
-    if bits == 4:
+    if bits == 4 and functional.has_avx512bf16():  # there it multiplies in bfloat16
+        assert "rounds its input to a few bits" in _plain_reason(model)
+    elif bits == 4:
         check(model, IDS, **GREEDY)
     else:
         assert "in the same pass" in _plain_reason(model)

@@ -57,7 +57,7 @@ def found(tmp_path_factory):
 
 def test_both_processes_give_what_plain_gives(found):
     for one in found:
-        assert one["parts"]
+        assert one["part"] == 0.5
         assert [run["what"] for run in one["runs"] if not run["same"]] == []
     for one, other in zip(found[0]["runs"], found[1]["runs"], strict=True):
         assert one["ids"] == other["ids"]
@@ -67,6 +67,15 @@ def test_both_processes_verify_the_same_trees_whatever_their_times(found):
     for one, other in zip(found[0]["runs"], found[1]["runs"], strict=True):
         assert one["trees"] == other["trees"], one["what"]
     assert any(len(tree) > 1 for run in found[0]["runs"] for step in run["trees"] for tree in step)
+
+
+def test_no_process_computes_with_copies_that_the_others_may_not_have(found):
+    for one in found:
+        packed = [run for run in one["runs"] if run["what"].startswith("packed")]
+        why = "weights are not prepacked: the model is spread over several processes"
+        assert packed
+        assert [run["what"] for run in packed if why not in run["notes"]] == []
+        assert [run["prepacked_bytes"] for run in one["runs"]] == [0] * len(one["runs"])
 
 
 def test_what_runs_parts_of_the_model_by_itself_is_off_with_a_note(found):

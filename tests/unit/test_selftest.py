@@ -10,7 +10,7 @@ from lookahead.hf import chain, masks, places, selftest, shape
 from lookahead.hf.cache import SlotLayer
 from lookahead.session import Session
 from tests.drafters import Oracle
-from tests.helpers import FAMILIES, check, fresh, make_gpt_neo, new_ids, prompt, shared
+from tests.helpers import FAMILIES, VOCAB, check, fresh, make_gpt_neo, new_ids, prompt, shared
 from tests.zoo.build import build
 
 IDS = prompt(18, repeat=4)
@@ -179,3 +179,24 @@ def test_the_gap_is_wider_than_the_window_and_ends_where_positions_do():
     short = fresh("llama", max_position_embeddings=16)
     assert selftest._gap(short, 6) == 2
     assert selftest.find_fault(short) is None
+
+
+def test_a_model_that_returns_other_rows_than_it_was_given_runs_plain(monkeypatch):
+    """ProphetNet does in 4.57."""
+    model = fresh()
+    plain = selftest.plain_logits
+    for module in (selftest, shape):
+        monkeypatch.setattr(module, "plain_logits", lambda *args: plain(*args)[-1:])
+    with lookahead.accelerate(model), pytest.warns(lookahead.LookaheadWarning):
+        model.generate(IDS, max_new_tokens=4, do_sample=False)
+    said = lookahead.last_stats(model).plain_reason
+    assert said == f"a tree pass gives logits of shape {[5, VOCAB]}, and not {[2, VOCAB]}"
+
+
+def test_a_plain_pass_that_raises_is_a_fault(monkeypatch):
+    def fails(*_):
+        raise RuntimeError("only ids of one token")
+
+    monkeypatch.setattr(selftest, "plain_logits", fails)
+    fault = selftest.find_fault(fresh())
+    assert fault == "a pass over a tree raised RuntimeError: only ids of one token"

@@ -13,6 +13,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
 )
 
+from lookahead.hf.compat import KNOWS_FIRST, PREPARES_POSITIONS
 from tests.helpers import prompt
 from tests.zoo.build import make_config, make_model
 from tests.zoo.configs import LAYERS, LEFT, VOCAB
@@ -47,7 +48,8 @@ _LLAVA = {
 }
 _QWEN2_VL = {
     "text_config": {
-        "rope_parameters": {
+        # Before transformers 5.0 it had another name.
+        ("rope_parameters" if KNOWS_FIRST else "rope_scaling"): {
             "rope_type": "default",
             "rope_theta": 10000.0,
             "mrope_section": [2, 3, 3],
@@ -84,12 +86,14 @@ def _llava_image() -> dict[str, Any]:
 
 def _qwen2_vl_image() -> dict[str, Any]:
     ids = _with_image()
-    return {
+    found = {
         "input_ids": ids,
         "pixel_values": _noise(16, 3 * 2 * 4 * 4),
         "image_grid_thw": torch.tensor([[1, 4, 4]]),
-        "mm_token_type_ids": (ids == IMAGE).long(),
     }
+    if PREPARES_POSITIONS:  # before transformers 5.2 there were none
+        found["mm_token_type_ids"] = (ids == IMAGE).long()
+    return found
 
 
 def _with_image() -> torch.Tensor:

@@ -45,9 +45,7 @@ MIN_PROBABILITY = 0.001
 
 #: Nodes that a node drafter is asked about in each of its rounds. A few at first: their answers
 #: change which nodes are worth asking about next.
-ROUNDS = (1, 3, 6, 6)
-#: The same for trees of more nodes than this.
-FEW_NODES, MORE_ROUNDS = 24, (1, 6, 10, 10, 8)
+ROUNDS = (1, 4, 6, 6)
 #: Last positions of the prompt that are read out where there is no head: it makes as good guesses
 #: behind a prompt that was not, see docs/log.md.
 PROMPT_POSITIONS = 512
@@ -218,7 +216,7 @@ class MergedDrafter:
         Where time counts, a round is left out if what it may win is worth less than it takes.
         """
         known: list[Offer] = []
-        for width in ROUNDS if plan.max_nodes <= FEW_NODES else MORE_ROUNDS:
+        for width in ROUNDS:
             tree = as_tree(grow(offers=[*offers, *known]))
             nodes, lost = answers.worth_asking(tree, width)
             drafter = self._node_drafters.get(source)

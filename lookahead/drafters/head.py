@@ -33,7 +33,7 @@ NOISE_OF_PROMPT, NOISE_OF_ANSWER, NOISE_OF_REJECTED = 1.0, 0.5, 1.0
 #: Newest pairs of the prompt that are learnt: the answer needs room beside them.
 PROMPT_ROWS = 512
 #: Rejected nodes of a pass that are learnt from, and passes that may wait to be learnt from.
-MOST_REJECTED, MOST_UNLEARNT = 12, 128
+MOST_REJECTED, MOST_UNLEARNT = 24, 128
 ROWS_TO_SUM = 32
 #: Tokens of the readout to begin with: vocabularies are in the order in which they were learnt,
 #: the most frequent ones first.

@@ -109,6 +109,7 @@ class PassClock:
                 registry[name] = original
             for handle in handles:
                 handle.remove()
+            self._starts.clear()
             self._in_pass = False
 
     def _on(self, module: nn.Module, part: str) -> tuple[Any, Any]:
@@ -125,7 +126,9 @@ class PassClock:
             if part == "pass":
                 self._in_pass = False
 
-        return module.register_forward_pre_hook(begin), module.register_forward_hook(end)
+        # A draft from early layers ends its pass by an exception.
+        after = module.register_forward_hook(end, always_call=True)
+        return module.register_forward_pre_hook(begin), after
 
     def _count(self, module: nn.Module, part: str) -> None:
         if part == "pass":

@@ -32,8 +32,8 @@ NUM_DRAWN = 24
 NOISE_OF_PROMPT, NOISE_OF_ANSWER, NOISE_OF_REJECTED = 1.0, 0.5, 1.0
 #: Newest pairs of the prompt that are learnt: the answer needs room beside them.
 PROMPT_ROWS = 512
-#: Rejected nodes of a pass that are learnt from, and passes that may wait to be learnt from.
-MOST_REJECTED, MOST_UNLEARNT = 24, 128
+#: Rejected nodes of a pass that are learnt from.
+MOST_REJECTED = 64
 ROWS_TO_SUM = 32
 #: Tokens of the readout to begin with: vocabularies are in the order in which they were learnt,
 #: the most frequent ones first.
@@ -146,8 +146,10 @@ class LeastSquaresHead:
 
     def _note(self, pairs: Pairs) -> None:
         self._unlearnt.append(pairs)
-        if len(self._unlearnt) > MOST_UNLEARNT:  # nobody has asked for long
-            del self._unlearnt[: MOST_UNLEARNT // 2]
+        # Where nobody asks for long, no more wait to be learnt than are remembered.
+        waiting = sum(len(each.tokens) for each in self._unlearnt)
+        while waiting - len(self._unlearnt[0].tokens) >= self._regression.max_rows:
+            waiting -= len(self._unlearnt.pop(0).tokens)
 
     def _catch_up(self) -> None:
         """Learn what was seen since the last question: in steps without one it costs nothing."""

@@ -242,3 +242,16 @@ def test_long_texts_are_forgotten_in_part():
     for _ in range(3):
         context = step(head, context, chain(context, 30))
         assert first(head, context) == [MODEL.next(context[-1])]
+
+
+def test_where_nobody_asks_no_more_waits_than_is_remembered():
+    """The newest stays, and a question after it is answered as if all had been learnt at once."""
+    head, context = begun([0, 1, 2, 3])
+    most = head._regression.max_rows
+    for _ in range(most):
+        context = step(head, context, chain(context, 3))
+        waiting = sum(len(pairs.tokens) for pairs in head._unlearnt)
+        assert waiting <= most + 4
+    assert waiting >= most
+    assert first(head, context) == [MODEL.next(context[-1])]
+    assert head._regression.num_rows == most

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
 
-__all__ = ["random_states", "same_random_numbers", "set_random_states"]
+__all__ = ["random_states", "set_random_states"]
 
 
 def random_states(device: torch.device) -> list[Tensor]:
@@ -24,13 +21,3 @@ def set_random_states(device: torch.device, states: list[Tensor]) -> None:
     torch.set_rng_state(states[0])
     if len(states) > 1:
         torch.cuda.set_rng_state(states[1], device)
-
-
-@contextmanager
-def same_random_numbers(device: torch.device) -> Iterator[None]:
-    """Leave the generators as they were before the block."""
-    states = random_states(device)
-    try:
-        yield
-    finally:
-        set_random_states(device, states)

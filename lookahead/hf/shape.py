@@ -20,7 +20,7 @@ from lookahead.hf.layers import reason_for_layers
 from lookahead.hf.masks import SUPPORTED
 from lookahead.hf.prepared import Prepared
 from lookahead.hf.prompts import prompt_mask
-from lookahead.hf.random_numbers import random_states, same_random_numbers
+from lookahead.hf.random_numbers import random_states
 from lookahead.hf.selftest import (
     difference,
     find_fault,
@@ -63,7 +63,8 @@ def shape_of(model: Any, session: Session) -> Shape:
     """Return what a model's passes can verify, tested once for layers of these kinds."""
     key = verdict_key(model)
     if key not in session.shapes:
-        with same_random_numbers(device_of(model)):
+        device = device_of(model)
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
             shape = _find_shape(model)
             draws = shape.name != "plain" and _draws(model)
             session.shapes[key] = replace(shape, draws=draws)

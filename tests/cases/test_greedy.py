@@ -219,7 +219,7 @@ def test_d9_parity_is_asked_at_both_ends_of_the_claimed_range():
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_d10_parity_holds_in_the_release_that_is_installed(family, attention):
+def test_d9_parity_holds_in_the_release_that_is_installed(family, attention):
     """D9: whichever it is; nothing runs plain, and nothing is skipped."""
     check_version()
     assert SUPPORTED.contains(transformers.__version__, prereleases=True)

@@ -311,7 +311,7 @@ END_WHILE_PACKING = """
 import torch
 from torch import nn
 from lookahead.config import Config
-from lookahead.hf import layers, prepack
+from lookahead.hf import prepack
 from lookahead.session import Session
 from lookahead.stats import DecodeStats
 prepack.BYTES_AT_ONCE = 0

@@ -126,7 +126,7 @@ class PassClock:
             if part == "pass":
                 self._in_pass = False
 
-        # A draft from early layers ends its pass by an exception.
+        # Also where the pass is left by an exception.
         after = module.register_forward_hook(end, always_call=True)
         return module.register_forward_pre_hook(begin), after
 

@@ -103,6 +103,17 @@ def test_without_a_profile_no_step_is_taken_apart(
     assert "taken apart" not in outcome.out
 
 
+def test_arms_that_draft_with_early_layers_are_not_taken_apart(
+    call: Any, tiny_folder: Path, data: Path, tmp_path: Path
+) -> None:
+    """Their drafts run the very modules that the clock looks at."""
+    exits = "lookahead:nodes=4,sources=ngrams+exit,exit_layer=1"
+    arms = f"assisted_early_exit,lookahead:nodes=4,{exits}"
+    report, _ = measure(call, tiny_folder, data, tmp_path, "--arms", arms, "--profile")
+    assert set(report["arms"]) == {"plain", "assisted_early_exit", "lookahead:nodes=4", exits}
+    assert set(report["anatomy"]["arms"]) == {"plain", "lookahead:nodes=4"}
+
+
 def test_later_turns_can_be_left_out_and_window_rows_are_counted(
     call: Any, tiny_folder: Path, data: Path, tmp_path: Path
 ) -> None:

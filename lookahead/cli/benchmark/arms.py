@@ -128,6 +128,8 @@ class LookaheadArm(Arm):
         # do not learn from each other, and plain stays plain.
         super().__init__(spec, copy.copy(model), max_length)
         lookahead.accelerate(self.model, **spec.settings)
+        # As in EarlyExitArm.
+        self.can_be_taken_apart = "exit" not in spec.settings.get("sources", ())
 
     def forget(self) -> None:
         """Drop calibration, cost curve and sums."""

@@ -9,6 +9,7 @@ logits, and in 16 bits cannot tell that from ordinary rounding; so the layers ar
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Hashable, Iterator
 from typing import Any
@@ -38,12 +39,48 @@ def precision(model: Any) -> torch.dtype:
 
 
 def kinds_of_layers(model: nn.Module) -> Hashable:
-    """Return what changes when layers are exchanged or their weights quantised, in place even."""
+    """Return what changes when layers become others, in place even.
+
+    When they are exchanged, their weights quantised, hooks put on them or taken off, their forwards
+    replaced, or a part of them set to training.
+    """
     kinds = []
     for module in model.modules():
         weight = module._parameters.get("weight")  # many times faster than to ask the module
-        kinds.append((type(module), type(weight), None if weight is None else weight.dtype))
+        kind = (type(module), type(weight), None if weight is None else weight.dtype)
+        kinds.append((*kind, module.training, *_functions_of(module)))
     return hash(tuple(kinds))
+
+
+def _functions_of(module: nn.Module) -> tuple[Hashable, ...]:
+    """Return what is put on one module, or in place of its forward, by others than us."""
+    functions = [
+        *module._forward_pre_hooks.values(),
+        *module._forward_hooks.values(),
+        *filter(None, [vars(module).get("forward")]),
+    ]
+    return tuple(_made_of(f) for f in functions if not _is_ours(f)) if functions else ()
+
+
+def _is_ours(function: Any) -> bool:
+    named = function if hasattr(function, "__code__") else type(function)
+    return str(named.__module__).startswith("lookahead.")
+
+
+def _made_of(function: Any) -> Hashable:
+    """Return the code of a function and the settings it was made with.
+
+    So a hook that is made anew for each call, by a function around it, counts as the same one.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", type(function))
+    held = [*(getattr(function, "__defaults__", None) or ())]
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # nothing was put into it yet
+            held.append(cell.cell_contents)
+    return code, tuple(x if isinstance(x, (str, int, type(None))) else type(x) for x in held)
 
 
 @functools.cache

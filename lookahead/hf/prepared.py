@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -48,10 +49,20 @@ class Prepared:
         )
 
     @property
+    def bound(self) -> int | None:
+        """Length of what the library calls input_ids at which the run ends, whatever the model.
+
+        The library compares with what it was given, be it a tensor or infinite.
+        """
+        given = self.stopping_criteria.max_length
+        if given is None or math.isinf(given):
+            return None
+        return math.ceil(given if isinstance(given, int) else float(given))
+
+    @property
     def num_new(self) -> int | None:
         """Most tokens that the call can add."""
-        bound = self.stopping_criteria.max_length
-        return None if bound is None else int(bound - self.input_ids.shape[1])
+        return None if self.bound is None else self.bound - self.input_ids.shape[1]
 
     @property
     def contexts(self) -> list[list[int]]:
@@ -70,11 +81,8 @@ class Prepared:
     @cached_property
     def max_length(self) -> int | None:
         """Length of what the library calls input_ids at which the run ends or positions run out."""
-        bound: int | None = self.stopping_criteria.max_length
-        room = self.max_positions
-        if bound is None or room is None:
-            return room if bound is None else bound
-        return min(bound, room)
+        limits = [limit for limit in (self.bound, self.max_positions) if limit is not None]
+        return min(limits, default=None)
 
     @cached_property
     def max_positions(self) -> int | None:
@@ -96,12 +104,16 @@ class Prepared:
 
     def slot_limit(self, config: Config) -> int | None:
         """Return the most slots that the cache can need, tree and window included."""
-        bound = self.stopping_criteria.max_length
-        if bound is None:
+        if self.num_new is None:
             return None
         prompt = int(self.positions.shape[-1])
-        rows = config.draft_budget + most_window_rows(config.window) + MOST_AGAIN
-        return int(bound - self.input_ids.shape[1] + prompt + rows)
+        return (
+            prompt
+            + self.num_new
+            + config.draft_budget
+            + most_window_rows(config.window)
+            + MOST_AGAIN
+        )
 
 
 def keeps_cache(call: Prepared, given: Any) -> bool:

@@ -143,9 +143,8 @@ def reason_for_cache(call: Prepared, cache: Any) -> str | None:
         return None
     if call.model._valid_auto_compile_criteria(call.model_kwargs, call.generation_config):
         return "generate compiles single-token passes for this cache here"
-    bound = call.stopping_criteria.max_length
     prompt = int(call.positions.shape[-1])
-    if bound is None or bound - call.input_ids.shape[1] + prompt - 1 > room:
+    if call.num_new is None or prompt + call.num_new - 1 > room:
         return "the static cache may be too small for the whole answer"
     return None
 
@@ -171,5 +170,9 @@ def reason_for_time(call: Prepared, cache: Any, streams: bool) -> str | None:
 def _padding_shows(call: Prepared, cache: Any) -> bool:
     """Say whether rows are returned that see nothing, and so see all slots of the cache alike."""
     in_parts = call.generation_config.prefill_chunk_size is not None
-    wanted = wanted_outputs(call.model, call.generation_config)
-    return (in_parts or isinstance(cache, StaticCache)) and bool(wanted)
+    if not (in_parts or isinstance(cache, StaticCache)):
+        return False
+    # A prompt of nothing but padding is continued from what was computed for it.
+    mask = prompt_mask(call.model, call.model_kwargs)
+    is_empty = mask is not None and not bool(mask.any(dim=-1).all())
+    return is_empty or bool(wanted_outputs(call.model, call.generation_config))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
 
 import lookahead
 from tests.drafters import ALL, Fixed, Oracle
@@ -27,6 +29,17 @@ def test_b1_a_short_limit_is_kept(num, length, how):
     ):
         runs = check(model, REPEAT, settings=settings, do_sample=False, **limits)
         assert runs.fast.shape[1] == REPEAT.shape[1] + num
+
+
+@pytest.mark.parametrize(
+    "limit", [torch.tensor(7), np.int64(7), 6.5, float("inf"), torch.tensor(float("inf"))], ids=str
+)
+def test_b1_a_limit_need_not_be_an_int(limit):
+    """The library compares lengths with whatever it was given."""
+    model = shared()
+    text = new_ids(model, REPEAT, 40)
+    end = text[next(i for i in range(9, 40) if text[i] not in text[:i])]
+    check(model, REPEAT, max_new_tokens=limit, eos_token_id=end, do_sample=False)
 
 
 @pytest.mark.parametrize("drafter", ALL)

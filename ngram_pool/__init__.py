@@ -11,6 +11,7 @@ from ngram_pool.base import Pool, PoolStats
 from ngram_pool.calibration import Calibration
 from ngram_pool.errors import PoolError, PoolFileError
 from ngram_pool.pool import NgramPool
+from ngram_pool.products import products
 from ngram_pool.proposal import Offer, Proposal
 from ngram_pool.ready import kernels_ready, new_pool, warm_up
 from ngram_pool.reference import DictPool
@@ -28,6 +29,7 @@ __all__ = [
     "Proposal",
     "kernels_ready",
     "new_pool",
+    "products",
     "top_rows",
     "warm_up",
 ]

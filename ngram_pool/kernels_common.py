@@ -55,11 +55,11 @@ def allocator(function: _F) -> _F:
     return cast("_F", numba.njit(nogil=True, error_model="numpy")(function))
 
 
-def entry(signature: str) -> Callable[[_F], _F]:
+def entry(signatures: str | list[str]) -> Callable[[_F], _F]:
     """Compile now, or load from the disk cache."""
 
     def decorate(function: _F) -> _F:
-        compiled = numba.njit(signature, cache=True, nogil=True, error_model="numpy")(function)
+        compiled = numba.njit(signatures, cache=True, nogil=True, error_model="numpy")(function)
         return cast("_F", compiled)
 
     return decorate

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lookahead.drafters.base import Candidates
-from lookahead.drafters.products import products
+from lookahead.drafters.products import products, without_autocast
 from lookahead.drafters.rows import top_rows
 from ngram_pool.features import LEAST_NOISE, SHARPNESS
 
@@ -108,12 +108,14 @@ class Readout:
         if self._bias is not None and bias is not None:
             self._bias[where] = bias
 
+    @without_autocast
     def top(self, hidden: Tensor, k: int) -> Candidates:
         """Return the ``k`` most probable tokens behind each hidden state, float, [rows, width]."""
         places, probabilities = top_rows(self._logits(hidden), min(k, self._size))
         tokens = np.where(places < 0, -1, self._tokens[places])
         return Candidates(tokens.astype(np.int32), probabilities)
 
+    @without_autocast
     def likely_drawn(
         self,
         hidden: Tensor,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lookahead.drafters.products import products
+from lookahead.drafters.products import products, without_autocast
 
 __all__ = ["RunningRegression", "sketch"]
 
@@ -64,6 +64,7 @@ class RunningRegression:
         self._inverse: Tensor | None = None  # [max_rows, max_rows], of the lower Cholesky factor
         self._weights: Tensor | None = None  # [max_rows, out], (K + N)^-1 outputs
 
+    @without_autocast
     def add(self, inputs: Tensor, outputs: Tensor, noise: Tensor) -> None:
         """Learn rows.
 
@@ -87,6 +88,7 @@ class RunningRegression:
         residual = outputs - self._prior(inputs) if self.has_prior else outputs
         self._append(inputs, residual, noise)
 
+    @without_autocast
     def predict(self, inputs: Tensor) -> Tensor:
         """Return what is expected for inputs, float32, [rows, 2 * width] -> [rows, out]."""
         expected = self._prior(inputs) if self.has_prior else None
@@ -111,7 +113,8 @@ class RunningRegression:
 
     def _kernel(self, left: Tensor, right: Tensor) -> Tensor:
         """Return k between rows, [left, right]."""
-        cosines = left @ right.T  # both halves together: 2 where the inputs are the same
+        # Both halves together: 2 where the inputs are the same.
+        cosines = products(left, right, keeps_shape=False)
         return (
             torch.exp((2 * NARROWNESS) * (cosines - 2))
             .mul_(GAUSSIAN)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from lookahead.drafters.products import without_autocast
 from lookahead.drafters.readout import ModelEnds
 from lookahead.drafters.regression import sketch
 
@@ -72,6 +73,7 @@ class HeadSums:
         hidden = hidden.float()
         self.add(head_inputs(self._ends, hidden[:-1], tokens[1:]), hidden[1:])
 
+    @without_autocast
     def add(self, inputs: Tensor, outputs: Tensor) -> None:
         """Add pairs, float32, [rows, 2 * width] and [rows, out]; those not finite are left out."""
         finite = torch.isfinite(inputs).all(dim=-1) & torch.isfinite(outputs).all(dim=-1)
@@ -88,6 +90,7 @@ class HeadSums:
             self._products.addmm_(x.T, outputs)
             self.rows += len(inputs)
 
+    @without_autocast
     def map(self) -> Tensor | None:
         """Return the least-squares map on (inputs, 1), [inputs + 1, out].
 

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lookahead.drafters.products import dtype_of_guesses
 from lookahead.hf.compat import vocab_size
-from lookahead.hf.layers import has_products, is_plain_matrix
+from lookahead.hf.layers import is_plain_matrix
 
 __all__ = ["HFEnds", "ends_of"]
 
@@ -32,8 +33,7 @@ class HFEnds:
     @property
     def dtype_of_guesses(self) -> torch.dtype:
         """In which guesses are computed fastest: they need no more than 16 bits."""
-        on_cpu = self._output.weight.device.type == "cpu"
-        return torch.bfloat16 if on_cpu and has_products(torch.bfloat16) else torch.float32
+        return dtype_of_guesses(self._output.weight.device)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Return embeddings, int64, [rows] -> float, [rows, width of the embedding]."""

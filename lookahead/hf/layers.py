@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from lookahead.hf.compat import device_of
 
-__all__ = ["has_products", "is_plain_matrix", "kinds_of_layers", "precision", "reason_for_layers"]
+__all__ = ["is_plain_matrix", "kinds_of_layers", "precision", "reason_for_layers"]
 
 #: How much larger the other rows are: enough to drown a row that shares a scale with them.
 LARGER = 256.0
@@ -81,16 +81,6 @@ def _made_of(function: Any) -> Hashable:
         with contextlib.suppress(ValueError):  # nothing was put into it yet
             held.append(cell.cell_contents)
     return code, tuple(x if isinstance(x, (str, int, type(None))) else type(x) for x in held)
-
-
-@functools.cache
-def has_products(dtype: torch.dtype) -> bool:
-    """Say whether this processor and oneDNN multiply in a type without widening it first."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    if dtype == torch.float32:
-        return True
-    return dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def is_plain_matrix(module: object) -> bool:

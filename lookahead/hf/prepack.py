@@ -24,8 +24,9 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from lookahead.config import Config
+from lookahead.drafters.products import has_products
 from lookahead.hf.compat import is_compiled
-from lookahead.hf.layers import ROUNDING_16, ROUNDING_32, has_products
+from lookahead.hf.layers import ROUNDING_16, ROUNDING_32
 from lookahead.hf.parallel import ranks_of
 from lookahead.session import Session
 from lookahead.stats import DecodeStats

@@ -65,7 +65,10 @@ def test_autocast_is_16_bits_for_the_self_test_and_leaves_no_verdict_behind():
         with torch.autocast("cpu", torch.bfloat16):
             found = find_difference(model, IDS, max_new_tokens=32)
             assert found is None or found.is_rounding
-            assert lookahead.last_stats(model).accelerated
+            stats = lookahead.last_stats(model)
+            assert stats.accelerated
+            assert not stats.notes  # no drafter fell over the types
+            assert stats.by_source["head"].offered > 0
         plain = type(model).generate(model, IDS, **GREEDY)
         assert model.generate(IDS, **GREEDY).tolist() == plain.tolist()
         precisions = {key[1] for key in model._lookahead_session.shapes if key[0] == "sdpa"}

@@ -20,7 +20,8 @@ from transformers.pytorch_utils import Conv1D
 
 import lookahead
 from lookahead.config import Config
-from lookahead.hf import layers, prepack
+from lookahead.drafters.products import has_products
+from lookahead.hf import prepack
 from lookahead.hf.prepack import Prepacked, is_prepacked, packable, prepacked_weights
 from lookahead.session import Session
 from lookahead.stats import DecodeStats
@@ -64,7 +65,7 @@ def _fast(model, **settings):
     [lambda: nn.Linear(48, 80), lambda: nn.Linear(48, 5, bias=False), lambda: Conv1D(80, 48)],
 )
 def test_products_are_those_of_the_layer(make, shape, dtype):
-    if not layers.has_products(dtype):
+    if not has_products(dtype):
         pytest.skip("this processor has no products of 16 bits")
     model = nn.Sequential(_module(make(), dtype))
     rows = torch.randn(shape).to(dtype)

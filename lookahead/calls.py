@@ -18,7 +18,7 @@ import torch
 import ngram_pool
 from lookahead.config import Config
 from lookahead.errors import ConfigError, UnsupportedError
-from lookahead.hf.arguments import by_name, library_loop, with_stop_strings
+from lookahead.hf.arguments import by_name, library_loop, takes_loop, with_stop_strings
 from lookahead.hf.compat import check_version, device_of, drop_empty_cache, mark_given_cache
 from lookahead.hf.generate import Extras, decode, prepare
 from lookahead.hf.prepack import prepacked_weights
@@ -86,6 +86,8 @@ class AcceleratedGenerate:
         return timed_plain(session, reason, self.original, args, kwargs)
 
     def _accelerated(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not takes_loop(self.original):
+            raise _RunPlain(f"{type(self._model).__name__} has a generate of its own")
         call = by_name(self._model, args, kwargs)
         if call.get("custom_generate") is generate:
             del call["custom_generate"]

@@ -7,9 +7,10 @@ A model is changed by attributes on that one object, and put back. What a call t
 from __future__ import annotations
 
 import functools
+import inspect
 import weakref
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar, overload
 
@@ -135,7 +136,7 @@ def accelerated(function: Any = None, /, **settings: Any) -> Any:
     ----------
     function : callable
         Calls ``generate`` on a model among its arguments, ``self.model`` of its first argument
-        included.
+        included. A coroutine or a generator accelerates it from its first step to its last.
     **settings
         Fields of :class:`~lookahead.Config`, as ``@accelerated(nodes=8)``.
 
@@ -151,26 +152,61 @@ def accelerated(function: Any = None, /, **settings: Any) -> Any:
     return _decorate(function, config)
 
 
-def _decorate(function: Callable[P, R], config: Config) -> Callable[P, R]:
-    fields = {name: getattr(config, name) for name in config.__dataclass_fields__}
+def _decorate(function: Any, config: Config) -> Any:
+    if not callable(function) or isinstance(function, (type, torch.nn.Module)):
+        raise ConfigError(
+            "the decorator accelerated stands above a function that is given a model; it was put "
+            f"on {function if isinstance(function, type) else type(function).__name__}. For a "
+            "model itself, call lookahead.accelerate(model)."
+        )
+    within = functools.partial(_accelerating, function, config)
 
-    @functools.wraps(function)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        values = [*args, *kwargs.values()]
-        values += [vars(v)["model"] for v in args[:1] if "model" in getattr(v, "__dict__", {})]
-        models = [value for value in values if _is_model(value)]
-        if not models:
-            raise ConfigError(
-                f"{getattr(function, '__name__', function)!r} was given no model: the decorator "
-                "accelerates a model among the function's arguments. Pass the model in, or call "
-                "lookahead.accelerate(model) once."
-            )
-        with ExitStack() as stack:
-            for model in models:
-                stack.enter_context(accelerate(model, **fields))
+    async def coroutine(*args: Any, **kwargs: Any) -> Any:
+        with within(args, kwargs):
+            return await function(*args, **kwargs)
+
+    async def async_generator(*args: Any, **kwargs: Any) -> Any:
+        with within(args, kwargs):
+            async for value in function(*args, **kwargs):
+                yield value
+
+    def generator(*args: Any, **kwargs: Any) -> Any:
+        with within(args, kwargs):
+            return (yield from function(*args, **kwargs))
+
+    def plain_function(*args: Any, **kwargs: Any) -> Any:
+        with within(args, kwargs):
             return function(*args, **kwargs)
 
-    return wrapper
+    # What runs later than its function is called computes inside the block as well.
+    kinds: tuple[tuple[Callable[[Any], bool], Callable[..., Any]], ...] = (
+        (inspect.iscoroutinefunction, coroutine),
+        (inspect.isasyncgenfunction, async_generator),
+        (inspect.isgeneratorfunction, generator),
+    )
+    wrapper = next((made for is_such, made in kinds if is_such(function)), plain_function)
+    return functools.wraps(function)(wrapper)
+
+
+@contextmanager
+def _accelerating(
+    function: Callable[..., Any], config: Config, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[None]:
+    """Accelerate the models among a function's arguments, in this block."""
+    fields = {name: getattr(config, name) for name in config.__dataclass_fields__}
+    values = [*args, *kwargs.values()]
+    values += [vars(v)["model"] for v in args[:1] if "model" in getattr(v, "__dict__", {})]
+    models = [value for value in values if _is_model(value)]
+    if not models:
+        raise ConfigError(
+            f"{getattr(function, '__name__', function)!r} was given no model: the decorator "
+            "accelerates a model among the function's arguments. Pass the model in, or call "
+            "lookahead.accelerate(model) once."
+        )
+    with ExitStack() as stack:
+        for model in models:
+            stack.enter_context(accelerate(model, **fields))
+        yield
 
 
 def last_stats(model: Any) -> DecodeStats | None:
@@ -214,8 +250,12 @@ def _config(settings: dict[str, Any]) -> Config:
     return replace(Config(), **settings)
 
 
+#: What a model of the library has beside ``generate``, and a module around one often has not.
+PARTS = ("generate", "config", "device", "prepare_inputs_for_generation")
+
+
 def _is_model(value: object) -> bool:
-    return isinstance(value, torch.nn.Module) and callable(getattr(value, "generate", None))
+    return isinstance(value, torch.nn.Module) and all(hasattr(value, part) for part in PARTS)
 
 
 def _unwrapped(model: Any) -> Any:
@@ -225,7 +265,8 @@ def _unwrapped(model: Any) -> Any:
 
 def _check_model(model: object) -> None:
     if not _is_model(model):
+        name, missing = type(model).__name__, [p for p in PARTS if not hasattr(model, p)]
+        lacks = f", which has no {missing[0]}" if isinstance(model, torch.nn.Module) else ""
         raise ConfigError(
-            f"this needs a model of transformers that has generate; it was given "
-            f"{type(model).__name__}."
+            f"this needs a model of transformers that has generate; it was given {name}{lacks}."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -91,6 +92,8 @@ class ChatSession:
 
     def run(self) -> None:
         """Answer until the input ends."""
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="replace")  # a line that is no text ends no conversation
         while self._is_open and (line := _read_line()) is not None:
             text = line.strip()
             if text.startswith("/"):
@@ -108,8 +111,8 @@ class ChatSession:
             torch.manual_seed(self._seed)
         try:
             self._last = self.conversation.ask(text, _show, **self._settings)
-        except ContextFullError as error:
-            print_note(str(error))
+        except ContextFullError:
+            print_note("The conversation fills the model's context; /clear begins a new one.")
             return
         print(f"\n[{self._last.summary()}]", flush=True)
 

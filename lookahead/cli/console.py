@@ -93,6 +93,20 @@ def open_model(name: str, dtype: str, device: str, threads: int | None) -> tuple
 
         from lookahead.hf.default_model import load_model
 
+        _check_device(device)
         if threads is not None:
             torch.set_num_threads(threads)
         return load_model(name, dtype, device, tell)
+
+
+def _check_device(device: str) -> None:
+    """Refuse a device that nothing can be computed on, before a model is loaded for it."""
+    import torch
+
+    try:
+        is_there = bool((torch.zeros(1, device=device) == 0).all())
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise usage_error(f"nothing can be computed on {device!r}: {reason}", "--device") from error
+    if not is_there:
+        raise usage_error(f"nothing can be computed on {device!r}", "--device")

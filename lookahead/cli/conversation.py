@@ -235,8 +235,8 @@ class Conversation:
         room = int(limit) - num_prompt
         if room < 1:
             raise ContextFullError(
-                f"The conversation has {num_prompt} tokens and the model's context ends at "
-                f"{limit}; /clear begins a new one."
+                f"the prompt has {num_prompt} tokens and the model's context ends at {limit}; "
+                "give it a shorter one."
             )
         return {**options, "max_new_tokens": min(room, options.get("max_new_tokens", room))}
 

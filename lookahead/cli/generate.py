@@ -146,12 +146,16 @@ def _explain_difference(request: Request) -> None:
 
 
 def _read_prompt(prompt: str | None) -> str:
-    if prompt is not None and prompt != "-":
-        text = prompt
-    elif prompt == "-" or not sys.stdin.isatty():
-        text = sys.stdin.read()
-    else:
-        raise usage_error('give a prompt, as in: lookahead generate "Hello"', "PROMPT")
+    try:
+        if prompt is not None and prompt != "-":
+            text = prompt
+        elif prompt == "-" or not sys.stdin.isatty():
+            text = sys.stdin.read()
+        else:
+            raise usage_error('give a prompt, as in: lookahead generate "Hello"', "PROMPT")
+        text.encode()  # what is no text on the command line comes as code points of no character
+    except UnicodeError as error:
+        raise usage_error("the prompt is not text in UTF-8", "PROMPT") from error
     if not text.strip():
         raise usage_error("the prompt is empty", "PROMPT")
     return text

@@ -48,7 +48,7 @@ DtypeOption = Annotated[
 DeviceOption = Annotated[str, typer.Option("--device", help="Where to run: cpu, cuda, mps.")]
 ThreadsOption = Annotated[
     int | None,
-    typer.Option("--threads", min=1, help="Threads of torch; by default its own choice."),
+    typer.Option("--threads", min=1, max=1024, help="Threads of torch; by default its own choice."),
 ]
 MaxNewTokensOption = Annotated[
     int, typer.Option("--max-new-tokens", "-n", min=1, help="Length limit of an answer.")
@@ -63,7 +63,14 @@ TopKOption = Annotated[
     int, typer.Option("--top-k", min=0, help="Sample from so many tokens; 0 is all.")
 ]
 SeedOption = Annotated[
-    int | None, typer.Option("--seed", help="Start of the random numbers, for repeatable samples.")
+    int | None,
+    typer.Option(
+        "--seed",
+        min=0,
+        max=2**63 - 1,
+        help="Start of the random numbers, for repeatable samples.",
+        show_default=False,
+    ),
 ]
 NodesOption = Annotated[
     str,

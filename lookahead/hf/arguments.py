@@ -13,7 +13,7 @@ from transformers.generation.utils import GENERATION_MODES_MAPPING
 from lookahead.errors import UnsupportedError
 from lookahead.hf.prepared import Prepared
 
-__all__ = ["by_name", "library_loop", "with_stop_strings"]
+__all__ = ["by_name", "library_loop", "takes_loop", "with_stop_strings"]
 
 
 def by_name(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -34,6 +34,13 @@ def by_name(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[s
     del call["self"]
     call.update(call.pop("kwargs", {}))
     return call
+
+
+def takes_loop(generate: Callable[..., Any]) -> bool:
+    """Say whether a ``generate`` lets a decoding loop be handed in, or hands arguments on."""
+    parameters = inspect.signature(generate).parameters
+    hands_on = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return hands_on or "custom_generate" in parameters
 
 
 def with_stop_strings(criteria: Any, strings: Any, tokenizer: Any) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import functools
+import inspect
 import pickle
 import warnings
 
@@ -462,6 +464,90 @@ class TestPipeline:
 def test_what_is_no_model_is_refused_in_one_sentence(function, thing):
     with pytest.raises(lookahead.ConfigError, match="needs a model of transformers"):
         getattr(lookahead, function)(thing)
+
+
+class Holder(torch.nn.Module):
+    """Holds a model, and has a generate of its own."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def generate(self, ids):
+        return self.model.generate(ids, max_new_tokens=8)
+
+
+def test_a_module_around_a_model_is_refused_by_name(llama):
+    with pytest.raises(lookahead.ConfigError, match="given Holder, which has no config"):
+        lookahead.accelerate(Holder(llama))
+
+
+@pytest.mark.parametrize("thing", ["model", 5, Holder, "holder"])
+def test_the_decorator_stands_above_functions_only(thing, llama):
+    put_on = {"model": llama, "holder": Holder(llama)}.get(thing, thing)
+    with pytest.raises(lookahead.ConfigError, match=r"call lookahead\.accelerate\(model\)"):
+        lookahead.accelerated(put_on)
+
+
+@lookahead.accelerated(nodes=8)
+async def answer_later(model, ids):
+    await asyncio.sleep(0)
+    return model.generate(ids, max_new_tokens=8, do_sample=False), is_on(model)
+
+
+@lookahead.accelerated(nodes=8)
+def answers(model, ids):
+    for _ in range(2):
+        yield model.generate(ids, max_new_tokens=8, do_sample=False), is_on(model)
+    return "done"
+
+
+@lookahead.accelerated(nodes=8)
+async def answers_later(model, ids):
+    for _ in range(2):
+        await asyncio.sleep(0)
+        yield model.generate(ids, max_new_tokens=8, do_sample=False), is_on(model)
+
+
+def is_on(model):
+    return "generate" in vars(model) and lookahead.last_stats(model).accelerated
+
+
+async def collected(values):
+    return [value async for value in values]
+
+
+def test_coroutines_and_generators_compute_inside_the_block(llama):
+    plain = llama.generate(prompt(), max_new_tokens=8, do_sample=False)
+    found = [asyncio.run(answer_later(llama, prompt()))]
+    found += list(answers(llama, prompt()))
+    found += asyncio.run(collected(answers_later(llama, prompt())))
+    assert len(found) == 5
+    assert all(on and ids.equal(plain) for ids, on in found)
+    assert not is_on(llama)
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    named = (answer_later, answers, answers_later)
+    assert [kind(function) for kind, function in zip(kinds, named, strict=True)] == [True] * 3
+
+
+def test_a_generator_that_is_left_early_puts_back_what_was(llama):
+    steps = answers(llama, prompt())
+    next(steps)
+    assert "generate" in vars(llama)
+    steps.close()
+    assert "generate" not in vars(llama)
+
+
+def test_a_generate_that_takes_no_loop_runs_plain_with_the_reason(llama):
+    class Short(type(llama)):
+        def generate(self, ids, n=5):
+            return super().generate(ids, max_new_tokens=n, do_sample=False)
+
+    llama.__class__ = Short
+    plain = llama.generate(prompt(), 7)
+    lookahead.accelerate(llama)
+    with pytest.warns(lookahead.LookaheadWarning, match="Short has a generate of its own"):
+        assert llama.generate(prompt(), n=7).equal(plain)
 
 
 def test_calling_generate_directly_says_how_it_is_used():

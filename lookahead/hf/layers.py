@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as _everywhere
 
 from lookahead.hf.compat import device_of
 
@@ -48,8 +49,12 @@ def kinds_of_layers(model: nn.Module) -> Hashable:
     for module in model.modules():
         weight = module._parameters.get("weight")  # many times faster than to ask the module
         kind = (type(module), type(weight), None if weight is None else weight.dtype)
-        kinds.append((*kind, module.training, *_functions_of(module)))
-    return hash(tuple(kinds))
+        kinds.append((*kind, module.training, type(module).forward, *_functions_of(module)))
+    everywhere = (
+        *_everywhere._global_forward_pre_hooks.values(),
+        *_everywhere._global_forward_hooks.values(),
+    )
+    return hash((*kinds, *map(_made_of, everywhere)))
 
 
 def _functions_of(module: nn.Module) -> tuple[Hashable, ...]:

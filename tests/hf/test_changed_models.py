@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -52,12 +53,42 @@ def dropout_in_a_part(model: Any) -> None:
     model.model.layers[0].self_attn.train()
 
 
+def forward_of_a_class(model: Any) -> None:
+    kind = type(model.model.layers[0].mlp)
+    plain = kind.forward
+    PATCH.setattr(kind, "forward", lambda self, x: plain(self, x) + x.cumsum(dim=1))
+
+
+def hook_on_all_modules(_model: Any) -> None:
+    def steer(module: Any, _args: Any, output: Any) -> Any:
+        return output.cumsum(dim=1) if "MLP" in type(module).__name__ else None
+
+    hook = torch.nn.modules.module.register_module_forward_hook(steer)
+    PATCH.setattr(sys.modules[__name__], "HOOK", hook)
+
+
+PATCH = pytest.MonkeyPatch()
+HOOK: Any = None
+
+
+@pytest.fixture(autouse=True)
+def _put_back() -> Iterator[None]:
+    yield
+    if HOOK is not None:
+        HOOK.remove()
+    PATCH.undo()
+
+
+#: These hold for all models of a kind at once.
+EVERYWHERE = (forward_of_a_class, hook_on_all_modules)
+
 CHANGES = [
     hook_on_last_row,
     hook_before_a_layer,
     forward_of_ones_own,
     other_type_of_layer,
     dropout_in_a_part,
+    *EVERYWHERE,
 ]
 
 
@@ -78,7 +109,8 @@ def test_a_change_that_trees_cannot_bear_is_found_behind_a_first_call(
     assert answer(fast) == answer(plain)
     assert lookahead.last_stats(fast).plain_reason is None
     change(plain)
-    change(fast)
+    if change not in EVERYWHERE:
+        change(fast)
     with pytest.warns(lookahead.LookaheadWarning, match="runs plain"):
         found = answer(fast)
     assert found == answer(plain)

@@ -20,7 +20,7 @@ from torch.nn.modules import module as _everywhere
 
 from lookahead.hf.compat import device_of
 
-__all__ = ["is_plain_matrix", "kinds_of_layers", "precision", "reason_for_layers"]
+__all__ = ["changed_part", "is_plain_matrix", "kinds_of_layers", "precision", "reason_for_layers"]
 
 #: How much larger the other rows are: enough to drown a row that shares a scale with them.
 LARGER = 256.0
@@ -55,6 +55,19 @@ def kinds_of_layers(model: nn.Module) -> Hashable:
         *_everywhere._global_forward_hooks.values(),
     )
     return hash((*kinds, *map(_made_of, everywhere)))
+
+
+def changed_part(model: nn.Module) -> str | None:
+    """Say what somebody did to a part of a model that single-token passes may need, or None.
+
+    A hint beside a fault that was found: a model may have any of it and bear trees all the same.
+    """
+    for name, module in model.named_modules():
+        if module.training:
+            return f"{name} is in training mode"
+        if _functions_of(module):
+            return f"{name or type(model).__name__} has a hook or a forward of somebody's own"
+    return None
 
 
 def _functions_of(module: nn.Module) -> tuple[Hashable, ...]:

@@ -16,7 +16,7 @@ from transformers.cache_utils import DynamicCache
 from lookahead.hf.cache import SlotCache
 from lookahead.hf.chain import ChainTarget
 from lookahead.hf.compat import COUNTS_SLOTS, device_of, vocab_size
-from lookahead.hf.layers import reason_for_layers
+from lookahead.hf.layers import changed_part, reason_for_layers
 from lookahead.hf.masks import SUPPORTED
 from lookahead.hf.prepared import Prepared
 from lookahead.hf.prompts import prompt_mask
@@ -90,7 +90,8 @@ def _find_shape(model: Any) -> Shape:
     for takes_mask in _ways(model):
         if find_chain_fault(model, takes_mask=takes_mask) is None:
             return Shape("chain", reason, takes_mask)
-    return Shape("plain", reason)
+    changed = changed_part(model)
+    return Shape("plain", reason if changed is None else f"{reason}; {changed}")
 
 
 def _ways(model: Any) -> tuple[bool, ...]:

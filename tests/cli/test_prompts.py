@@ -63,3 +63,10 @@ def test_own_prompts_are_few_and_of_several_kinds() -> None:
     assert len({row.subtask for row in rows}) >= 4
     assert any(len(row.turns) == 2 for row in rows)
     assert len({row.id for row in rows}) == len(rows)
+
+
+def test_a_file_that_is_no_text_is_refused_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(b'{"prompt": "\xff"}')
+    with pytest.raises(CommandError, match=r"rows\.jsonl cannot be read as text in UTF-8"):
+        read_rows(str(file))

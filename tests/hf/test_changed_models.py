@@ -14,7 +14,7 @@ from lookahead.hf import shape
 from tests.helpers import fresh, make_model, new_ids, prompt
 
 
-def hook_on_last_row(model: Any, strength: float = 2.0) -> None:
+def hook_on_last_row(model: Any, strength: float = 2.0) -> Any:
     """Steer the newest position alone, as scripts do that rely on one token a pass."""
 
     def steer(_module: Any, _args: Any, output: Any) -> Any:
@@ -23,7 +23,7 @@ def hook_on_last_row(model: Any, strength: float = 2.0) -> None:
         steered[:, -1] += strength
         return (steered, *output[1:]) if isinstance(output, tuple) else steered
 
-    model.model.layers[0].register_forward_hook(steer)
+    return model.model.layers[0].register_forward_hook(steer)
 
 
 def hook_before_a_layer(model: Any) -> None:
@@ -114,7 +114,23 @@ def test_a_change_that_trees_cannot_bear_is_found_behind_a_first_call(
     with pytest.warns(lookahead.LookaheadWarning, match="runs plain"):
         found = answer(fast)
     assert found == answer(plain)
-    assert lookahead.last_stats(fast).plain_reason is not None
+    reason = lookahead.last_stats(fast).plain_reason
+    assert reason is not None
+    hints = {dropout_in_a_part: "self_attn is in training mode"} | dict.fromkeys(
+        CHANGES[:3], "has a hook or a forward of somebody's own"
+    )
+    assert hints.get(change, "") in reason
+
+
+def test_a_change_that_is_taken_back_is_forgotten(llama):
+    plain = new_ids(llama, prompt())
+    lookahead.accelerate(llama, nodes=8)
+    hook = hook_on_last_row(llama)
+    with pytest.warns(lookahead.LookaheadWarning, match="runs plain"):
+        new_ids(llama, prompt())
+    hook.remove()
+    assert new_ids(llama, prompt()) == plain
+    assert lookahead.last_stats(llama).plain_reason is None
 
 
 def test_a_change_that_trees_can_bear_stays_accelerated(llama):

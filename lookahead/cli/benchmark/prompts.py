@@ -41,8 +41,14 @@ def read_rows(source: str | None) -> list[Row]:
     name, wanted = _split_subtask(source)
     path = Path(name)
     if not path.is_file():
-        raise CommandError(f"There is no prompt file {name}; give --data FILE.jsonl[:SUBTASK].")
-    rows = parse_rows(path.read_text(encoding="utf-8"), path.stem)
+        raise CommandError(
+            f"There is no prompt file {name}; give FILE.jsonl or FILE.jsonl:SUBTASK."
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise CommandError(f"{name} cannot be read as text in UTF-8: {error}.") from error
+    rows = parse_rows(text, path.stem)
     if wanted is None:
         return rows
     chosen = [row for row in rows if row.subtask == wanted]

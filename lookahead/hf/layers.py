@@ -90,11 +90,13 @@ def _made_of(function: Any) -> Hashable:
 
     So a hook that is made anew for each call, by a function around it, counts as the same one.
     """
+    held: list[Any] = []
     while isinstance(function, functools.partial):
+        held += [*function.args, *function.keywords.values()]
         function = function.func
     function = getattr(function, "__func__", function)
     code = getattr(function, "__code__", type(function))
-    held = [*(getattr(function, "__defaults__", None) or ())]
+    held += getattr(function, "__defaults__", None) or ()
     for cell in getattr(function, "__closure__", None) or ():
         with contextlib.suppress(ValueError):  # nothing was put into it yet
             held.append(cell.cell_contents)

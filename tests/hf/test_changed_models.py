@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -165,6 +167,19 @@ def test_a_hook_made_anew_for_each_call_is_asked_about_once(llama, monkeypatch):
     new_ids(llama, prompt())
     hook.remove()
     assert len(asked) == 2
+
+
+def test_a_hook_with_other_settings_is_another_one(llama):
+    def hook(_module: Any, _args: Any, output: Any, *, last_only: bool) -> Any:
+        return torch.cat([output[:, :-1], output[:, -1:] + 2], dim=1) if last_only else output + 2
+
+    lookahead.accelerate(llama, nodes=8)
+    for last_only in (False, True):
+        bound = functools.partial(hook, last_only=last_only)
+        put = llama.model.layers[0].mlp.register_forward_hook(bound)
+        with pytest.warns(lookahead.LookaheadWarning) if last_only else contextlib.nullcontext():
+            new_ids(llama, prompt())
+        put.remove()
 
 
 def test_hooks_that_hold_nothing_yet_and_hooks_that_are_objects_are_no_obstacle(llama):

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import ngram_pool
 from lookahead.drafters.head import LeastSquaresHead
+from lookahead.drafters.products import dtype_of_guesses
 from lookahead.drafters.readout import Readout
 from lookahead.drafters.sums import HeadSums
-from lookahead.hf.layers import has_products
 from lookahead.outcome import Outcome
 from lookahead.tree import DraftTree
 
@@ -26,9 +27,10 @@ PROMPT, NODES, ANSWER = 512, 16, 3
 class RandomEnds:
     """Embedding and output layer of random numbers, in bfloat16 as a model would have them."""
 
-    dtype_of_guesses = torch.bfloat16 if has_products(torch.bfloat16) else torch.float32
+    dtype_of_guesses = torch.float32
 
     def __init__(self, width: int, vocab: int) -> None:
+        self.dtype_of_guesses = dtype_of_guesses(torch.device("cpu"))
         self.width = self.embedding_width = width
         self.vocab = vocab
         self.table = torch.randn(vocab, width).bfloat16()
@@ -109,6 +111,7 @@ def measure(width: int, vocab: int) -> None:
 
 
 if __name__ == "__main__":
+    ngram_pool.warm_up(block=True)
     pairs = sys.argv[1:] or ["576", "49152", "4096", "128000"]
     for at in range(0, len(pairs), 2):
         measure(int(pairs[at]), int(pairs[at + 1]))

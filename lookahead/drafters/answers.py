@@ -37,6 +37,7 @@ class Answers:
         self._nodes: dict[Path, int] = {(): ROOT}
         self._tokens = [0]
         self._parents = [ROOT]
+        self._depths = [0]
         self._probabilities = [1.0]
 
     def worth_asking(self, tree: DraftTree, limit: int) -> tuple[list[int], float]:
@@ -100,16 +101,13 @@ class Answers:
         """Return everything as one offer, or none."""
         if len(self._tokens) == 1:
             return []
-        order = _ranked(self._parents, self._probabilities)
-        place = {node: i for i, node in enumerate(order)}
-        return [
-            Offer(
-                self._source,
-                np.array([self._tokens[n] for n in order], dtype=np.int64),
-                np.array([place[self._parents[n]] for n in order], dtype=np.int64),
-                np.array([self._probabilities[n] for n in order], dtype=np.float32),
-            )
-        ]
+        tokens, parents = np.array(self._tokens), np.array(self._parents)
+        probabilities = np.array(self._probabilities, dtype=np.float32)
+        # Parents come first, and siblings by falling probability.
+        order = np.lexsort((-probabilities, np.array(self._depths)))
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        return [Offer(self._source, tokens[order], place[parents[order]], probabilities[order])]
 
     def _place(self, path: Path) -> int:
         """Return the node at the end of a path; what others named on the way is put in."""
@@ -121,14 +119,7 @@ class Answers:
 
     def _append(self, path: Path, parent: int, token: int, probability: float) -> None:
         self._nodes[(*path, token)] = len(self._tokens)
+        self._depths.append(1 + len(path))
         self._tokens.append(token)
         self._parents.append(parent)
         self._probabilities.append(probability)
-
-
-def _ranked(parents: list[int], probabilities: list[float]) -> list[int]:
-    """Order nodes so that parents come first, and siblings by falling probability."""
-    depth = [0] * len(parents)
-    for node in range(1, len(parents)):
-        depth[node] = depth[parents[node]] + 1
-    return sorted(range(len(parents)), key=lambda n: (depth[n], -probabilities[n] if n else 0))

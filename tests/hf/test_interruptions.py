@@ -120,15 +120,15 @@ def test_an_exception_inside_the_model_comes_out_and_leaves_no_mask_behind():
     model = fresh()
     expected = model.generate(IDS, **ARGUMENTS).tolist()
     with lookahead.accelerate(model, nodes=8, strict=True):
-        model.generate(IDS, **ARGUMENTS)
-        layer = model.model.layers[1].mlp
-        hook = layer.register_forward_pre_hook(
-            lambda module, args: (
-                (_ for _ in ()).throw(RuntimeError("inside"))
-                if masks._active.get() is not None
-                else None
-            )
-        )
+        armed = []
+
+        def fail(_module, _args):
+            if armed and masks._active.get() is not None:
+                raise RuntimeError("inside")
+
+        hook = model.model.layers[1].mlp.register_forward_pre_hook(fail)
+        model.generate(IDS, **ARGUMENTS)  # the self-test is behind us
+        armed.append(True)
         with pytest.raises(RuntimeError, match="inside"):
             model.generate(IDS, **ARGUMENTS)
         hook.remove()

@@ -7,13 +7,14 @@ READY := $(VENV)/.ready
 
 OLDEST := .venv-oldest
 
-.PHONY: help chat test test-oldest test-slow check format models bench clean
+.PHONY: help chat test test-oldest test-torch test-slow check format models bench clean
 
 help:
 	@echo "make chat       set up, and chat with the embedded model, accelerated"
 	@echo "make test       set up, and run the tests"
 	@echo "make test-slow  the slow tests too: the embedded model, many prompts, older transformers"
 	@echo "make test-oldest  the exactness matrix on the oldest transformers that is supported"
+	@echo "make test-torch TORCH=2.9.1  the same on another release of torch (gigabytes, where it comes with CUDA)"
 	@echo "make check      linters, types and import contracts"
 	@echo "make models     run a tiny model of every type, and write docs/models.md"
 	@echo "make bench      measure on the project's own small prompts"
@@ -42,6 +43,18 @@ $(OLDEST)/.ready: requirements.lock requirements-oldest.lock pyproject.toml
 	$(OLDEST)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
+# A third one: the lock file's packages with another torch.
+TORCH ?= 2.9.1
+OTHER := .venv-torch-$(TORCH)
+$(OTHER)/.ready: requirements.lock pyproject.toml
+	@echo "Setting up $(OTHER) (once) ..."
+	$(PYTHON) -m venv $(OTHER)
+	$(OTHER)/bin/python -m pip install --quiet torch==$(TORCH)
+	grep -v '^torch==' requirements.lock > $(OTHER)/requirements.txt
+	$(OTHER)/bin/python -m pip install --quiet --no-deps --requirement $(OTHER)/requirements.txt
+	$(OTHER)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
 chat: $(READY)
 	@$(BIN)/lookahead chat
 
@@ -53,6 +66,9 @@ test: $(READY)
 
 test-oldest: $(OLDEST)/.ready
 	$(OLDEST)/bin/python -m pytest $(WORKERS) tests/equivalence tests/cases tests/hf
+
+test-torch: $(OTHER)/.ready
+	$(OTHER)/bin/python -m pytest $(WORKERS) tests/equivalence tests/cases tests/hf
 
 test-slow: $(READY) test-oldest
 	$(BIN)/python -m pytest $(WORKERS) -m "slow or not slow"

@@ -18,8 +18,9 @@ __all__ = ["dtype_of_guesses", "has_products", "products", "without_autocast"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: Rows up to which the compiled kernel is faster than oneDNN's, and up to which it is where that
-#: would have to widen the matrix first.
+#: Rows up to which the compiled kernel is faster than oneDNN's on a processor that has no products
+#: of 16 bits, and up to which it is where the matrix would have to be widened first. Where there
+#: are such products, this has not been measured.
 FEW, FEW_TO_WIDEN = 8, 32
 
 
@@ -82,8 +83,9 @@ def products(
     """
     if matrix.device.type != "cpu" or matrix.dtype not in (torch.float32, torch.bfloat16):
         return torch.nn.functional.linear(rows.to(matrix.dtype), matrix, bias).float()
-    few = FEW if has_products(matrix.dtype) else FEW_TO_WIDEN
-    if len(rows) <= few and ngram_pool.kernels_ready():
+    few = FEW if matrix.dtype == torch.float32 else FEW_TO_WIDEN
+    is_ours = len(rows) <= few and not has_products(torch.bfloat16)
+    if is_ours and ngram_pool.kernels_ready():
         found = torch.from_numpy(
             ngram_pool.products(rows.detach().float().numpy(), _numbers(matrix))
         )

@@ -328,7 +328,10 @@ def test_a_quantised_cache_runs_plain_since_it_makes_steps_of_rounding(way, samp
         torch.manual_seed(3)
         return model.generate(IDS, max_new_tokens=12, do_sample=sample, **options())
 
-    plain = run()
+    try:
+        plain = run()
+    except RuntimeError as error:
+        pytest.skip(f"with this torch it is of no use to plain decoding either: {error}")
     with (
         lookahead.accelerate(model),
         pytest.warns(lookahead.LookaheadWarning, match="a quantised cache turns rounding"),

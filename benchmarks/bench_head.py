@@ -27,8 +27,6 @@ PROMPT, NODES, ANSWER = 512, 16, 3
 class RandomEnds:
     """Embedding and output layer of random numbers, in bfloat16 as a model would have them."""
 
-    dtype_of_guesses = torch.float32
-
     def __init__(self, width: int, vocab: int) -> None:
         self.dtype_of_guesses = dtype_of_guesses(torch.device("cpu"))
         self.width = self.embedding_width = width

@@ -46,7 +46,7 @@ SHAPES = {
     "32b": (5120, 64, 64, 8, 25600, 151936),
 }
 
-#: Tokens of a made-up text that are read at once: logits of all of them would be gigabytes.
+#: Tokens of a made-up text that are read at once.
 AT_ONCE = 512
 
 
@@ -138,7 +138,7 @@ def plain_ms(model: Any, prompt: list[int], repeats: int) -> float:
 
 
 def bushy_tree(root: int, num_rows: int, vocab: int) -> DraftTree:
-    """Make a tree whose nodes have two children each: as deep as trees of guesses mostly are."""
+    """Make a tree whose nodes have two children each."""
     parents = [0, *((node - 1) // 2 for node in range(1, num_rows))]
     return DraftTree.from_parents([root, *(i % vocab for i in range(1, num_rows))], parents)
 

@@ -255,7 +255,9 @@ PARTS = ("generate", "config", "device", "prepare_inputs_for_generation")
 
 
 def _is_model(value: object) -> bool:
-    return isinstance(value, torch.nn.Module) and all(hasattr(value, part) for part in PARTS)
+    if not isinstance(value, torch.nn.Module) or not all(hasattr(value, p) for p in PARTS):
+        return False
+    return callable(value.generate)
 
 
 def _unwrapped(model: Any) -> Any:
@@ -266,7 +268,9 @@ def _unwrapped(model: Any) -> Any:
 def _check_model(model: object) -> None:
     if not _is_model(model):
         name, missing = type(model).__name__, [p for p in PARTS if not hasattr(model, p)]
-        lacks = f", which has no {missing[0]}" if isinstance(model, torch.nn.Module) else ""
+        lacks = (
+            f", which has no {missing[0]}" if isinstance(model, torch.nn.Module) and missing else ""
+        )
         raise ConfigError(
             f"this needs a model of transformers that has generate; it was given {name}{lacks}."
         )

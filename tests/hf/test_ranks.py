@@ -81,3 +81,11 @@ def test_no_process_computes_with_copies_that_the_others_may_not_have(found):
 def test_what_runs_parts_of_the_model_by_itself_is_off_with_a_note(found):
     last = found[0]["runs"][-1]
     assert last["notes"] == ["head and exit off: the model is spread over several processes"]
+
+
+def test_a_hook_put_on_later_is_seen_by_both(found):
+    """One that keeps rows apart is borne; one that looks for the newest row ends in a plain run."""
+    for one, other in zip(found[0]["hooked"], found[1]["hooked"], strict=True):
+        assert one["same"], one["what"]
+        assert one == other
+    assert [run["accelerated"] for run in found[0]["hooked"]] == [True, False]

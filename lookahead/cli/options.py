@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from lookahead.cli.console import usage_error
+from lookahead.config import MAX_NODES
 
 
 class Dtype(StrEnum):
@@ -27,8 +28,9 @@ def parse_nodes(text: str) -> int | Literal["auto"]:
         nodes = int(text)
     except ValueError:
         nodes = -1
-    if nodes < 0:
-        raise usage_error(f"expected auto or a whole number from 0, not {text!r}", "--nodes")
+    if not 0 <= nodes <= MAX_NODES:
+        expected = f"auto or a whole number from 0 to {MAX_NODES}"
+        raise usage_error(f"expected {expected}, not {text!r}", "--nodes")
     return nodes
 
 

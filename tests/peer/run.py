@@ -118,7 +118,15 @@ def _run(checkout: Path, files: list[str], mode: str, more: list[str]) -> Any:
     }
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "--disable-warnings",
+            "-p",
+            "no:cacheprovider",
+        ]
         command += ["-p", "peer_plugin", f"--peer-mode={mode}", f"--peer-report={report}"]
         command += [*more, "--continue-on-collection-errors", *files]
         done = subprocess.run(

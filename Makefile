@@ -58,8 +58,9 @@ $(OTHER)/.ready: requirements.lock pyproject.toml
 chat: $(READY)
 	@$(BIN)/lookahead chat
 
-# A process for each core, each with one thread of torch; a process takes up to 2 GB.
-WORKERS := --numprocesses logical --maxprocesses 4
+# A process for each core, each with one thread of torch; a process takes up to 2 GB. One that has
+# nothing left takes tests from the others, some of which need minutes.
+WORKERS := --numprocesses logical --maxprocesses 4 --dist worksteal
 
 test: $(READY)
 	$(BIN)/python -m pytest $(WORKERS)

@@ -35,6 +35,13 @@ def bench(
     turns: Annotated[
         int | None, typer.Option(min=1, help="Use so many turns of each row, the first ones.")
     ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Make prompts so long, with text of other rows in front or cut; first turns.",
+        ),
+    ] = None,
     max_new_tokens: options.MaxNewTokensOption = 96,
     dtype: options.DtypeOption = options.Dtype.auto,
     device: options.DeviceOption = "cpu",
@@ -74,12 +81,14 @@ def bench(
     one run, never seconds of different runs.
     """
     from lookahead.cli.benchmark import arms as arm_list
+    from lookahead.cli.benchmark.lengths import of_length
     from lookahead.cli.benchmark.prompts import first_turns, limit_rows, read_rows
 
     specs = arm_list.with_nodes(arm_list.parse_arms(arms), options.parse_nodes(nodes))
     specs = arm_list.with_state(specs, state.value)
     arm_list.check_settings(specs)
-    rows = first_turns(limit_rows(read_rows(data), limit), turns)
+    all_rows = read_rows(data)
+    rows = first_turns(limit_rows(all_rows, limit), turns)
     for path in (json_path, plot_path):
         if path is not None and not path.absolute().parent.is_dir():
             raise usage_error(f"there is no folder {path.parent}", "--json/--plot")
@@ -90,6 +99,7 @@ def bench(
         "limit": limit,
         "turns": turns,
         "rows": len(rows),
+        "context": context,
         "max_new_tokens": max_new_tokens,
         "dtype": dtype.value,
         "device": device,
@@ -106,6 +116,8 @@ def bench(
     if state is State.warm:
         print_note("There is no shared store yet: warm is the same as session.")
     loaded, tokenizer = open_model(model, dtype, device, threads)
+    if context is not None:
+        rows = of_length(rows, all_rows, tokenizer, context)
     report = _measure(loaded, tokenizer, rows, specs, settings, with_profile=profile)
     _publish(report, json_path, plot_path, with_profile=profile)
 
@@ -131,7 +143,7 @@ def _measure(
     memory = MemoryMeter()
     memory.begin()
     base_rss_bytes = memory.current_bytes()
-    prompt_limit = _prompt_limit(model, settings["max_new_tokens"])
+    prompt_limit = _prompt_limit(model, settings["max_new_tokens"], settings["context"])
     max_length = runner.longest_length(tokenizer, rows, settings["max_new_tokens"], prompt_limit)
     arms = make_arms(specs, model, max_length, settings["model"])
     settings["dtype"] = str(model.dtype).removeprefix("torch.")
@@ -163,18 +175,20 @@ def _measure(
     return report
 
 
-def _prompt_limit(model: Any, max_new_tokens: int) -> int:
+def _prompt_limit(model: Any, max_new_tokens: int, wanted: int | None) -> int:
     from lookahead.cli.benchmark.runner import PROMPT_LIMIT
 
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if context is None:
-        return PROMPT_LIMIT
-    if context <= max_new_tokens:
+        return wanted or PROMPT_LIMIT
+    room = int(context) - max_new_tokens
+    if room < (wanted or 1):
         raise CommandError(
-            f"The model's context of {context} tokens leaves no room for a prompt and "
-            f"{max_new_tokens} new tokens; use a smaller --max-new-tokens."
+            f"The model's context of {context} tokens leaves no room for a prompt of "
+            f"{wanted or 1} and {max_new_tokens} new tokens; use a smaller --max-new-tokens"
+            f"{'' if wanted is None else ' or --context'}."
         )
-    return min(PROMPT_LIMIT, int(context) - max_new_tokens)
+    return min(wanted or PROMPT_LIMIT, room)
 
 
 def _is_cache_passed_on(arms: list[Any], rows: list[Any], settings: dict[str, Any]) -> bool:

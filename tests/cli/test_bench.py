@@ -182,6 +182,17 @@ def test_batches_are_cut_at_their_end_tokens(
         assert entry["new_ids"] == first[entry["id"], entry["turn"]]
 
 
+@pytest.mark.parametrize("length", [40, 80])
+def test_a_context_makes_prompts_of_one_length(
+    call: Any, tiny_folder: Path, data: Path, tmp_path: Path, length: int
+) -> None:
+    report, _ = measure(call, tiny_folder, data, tmp_path, "--context", str(length))
+    assert report["settings"]["context"] == length
+    assert {entry["prompt_tokens"] for entry in report["prompts"]} == {length}
+    assert {entry["turn"] for entry in report["prompts"]} == {1}
+    assert all(entry["exact"] for entry in report["prompts"])
+
+
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
@@ -191,6 +202,7 @@ def test_batches_are_cut_at_their_end_tokens(
         (("--data", "missing.jsonl"), 1, "no prompt file"),
         (("--json", "no/such/folder/x.json"), 2, "no folder"),
         (("--max-new-tokens", "5000"), 1, "smaller --max-new-tokens"),
+        (("--context", "5000"), 1, "smaller --max-new-tokens or --context"),
         (("--arms", "prompt_lookup", "--batch-size", "2"), 1, "one prompt at a time"),
     ],
 )

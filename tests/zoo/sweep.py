@@ -29,7 +29,8 @@ from tests.zoo.others import OTHERS, build_other, inputs, other_class
 NEW = 24
 #: Fewer different tokens than this in a greedy text hide a wrong mask.
 FEWEST_IDS = 5
-TIMEOUT = 120.0
+#: Seconds after which a child is taken to hang; it may have been stopped in between.
+TIMEOUT = 600.0
 #: Runs that are compared: how tokens are chosen, and one of :func:`drafters`. The second tuple is
 #: enough for a second attention implementation.
 WAYS = (

@@ -64,11 +64,15 @@ def test_it_is_exact_and_fast(option):
 @pytest.mark.parametrize("option", [o for o in TABLE if not o.runs], ids=str)
 def test_what_does_not_run_everywhere_is_named_before_anything_runs(option):
     model = fresh(option.family)
-    # A torch that is built for a GPU which is not here fails while the library makes the cache.
-    says = f"{option.says}|create a new Stream|CUDA driver"
+    if "offloaded" in str(option):
+        # A torch that is built for a GPU which is not here fails while the library makes the cache.
+        try:
+            torch.Stream()
+        except RuntimeError as error:
+            pytest.skip(f"offloading needs a device with streams: {error}")
     with lookahead.accelerate(model, strict=True):
         for ids in (IDS, BATCH):
-            with pytest.raises((lookahead.UnsupportedError, RuntimeError), match=says):
+            with pytest.raises(lookahead.UnsupportedError, match=option.says):
                 _generate(model, option, ids, sample=False)
 
 

@@ -20,6 +20,7 @@ from lookahead.config import Config
 from lookahead.errors import ConfigError, UnsupportedError
 from lookahead.hf.arguments import by_name, library_loop, takes_loop, with_stop_strings
 from lookahead.hf.compat import check_version, device_of, drop_empty_cache, mark_given_cache
+from lookahead.hf.fusing import fused_layers
 from lookahead.hf.generate import Extras, decode, prepare
 from lookahead.hf.prepack import prepacked_weights
 from lookahead.hf.prepared import Prepared
@@ -215,7 +216,11 @@ def _decode(call: Prepared, config: Config, session: Session, extras: Extras) ->
         stats = DecodeStats()
         session.last = stats
         stack.enter_context(prepacked_weights(call.model, config, session, stats))
-        return decode(call, cache, shape, config, session, stats, extras)
+        if shape.name == "tree":
+            stack.enter_context(fused_layers(call.model, config, session, stats))
+        result = decode(call, cache, shape, config, session, stats, extras)
+        session.seconds += stats.seconds
+        return result
 
 
 def _tensors_here() -> AbstractContextManager[Any]:

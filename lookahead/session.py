@@ -46,6 +46,10 @@ class Session:
         self.shapes: dict[tuple[object, ...], object] = {}
         #: The copies of :mod:`lookahead.hf.prepack`, once they were made.
         self.prepacked: Any = None
+        #: The layers of :mod:`lookahead.hf.fused`, with what they were made for.
+        self.fused: Any = None
+        #: Spent in accelerated calls.
+        self.seconds = 0.0
         self.last: DecodeStats | None = None
         #: Threads in which the library's own loop runs; calls that it makes itself run plain, too.
         self.plain_in: set[int] = set()

@@ -68,6 +68,8 @@ class DecodeStats:
         Wall time by part, see :data:`PARTS`.
     prepacked_bytes : int
         Memory that prepacked copies of weights take beside the model.
+    fused : bool
+        Whether layers ran with their small operations fused.
     notes : list of str
         Faults that were survived and fall-backs that were taken.
     break_even : float or None
@@ -92,6 +94,7 @@ class DecodeStats:
     accepted_by_depth: list[int] = field(default_factory=list)
     time_ms: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     prepacked_bytes: int = 0
+    fused: bool = False
     notes: list[str] = field(default_factory=list)
     steps: list[StepRecord] = field(default_factory=list)
     break_even: float | None = None
@@ -169,6 +172,8 @@ class DecodeStats:
         )
         if self.prepacked_bytes:
             line += f"; prepacked weights take {self.prepacked_bytes / 1e6:.0f} MB"
+        if self.fused:
+            line += "; small operations are fused"
         if self.break_even is not None:
             line += f"; break-even MAT {self.break_even:.2f}"
             if self.is_fixed and self.mean_acceptance_length < self.break_even:

@@ -46,6 +46,15 @@ def _memory_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield root
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _segments_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the user's own libraries out of all tests."""
+    folder = tmp_path_factory.mktemp("segments")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lookahead.hf.libraries.default_folder", lambda: folder)
+        yield
+
+
 _numbers = itertools.count()
 
 

@@ -50,8 +50,9 @@ def bench(
         str,
         typer.Option(
             metavar="ARM,...",
-            help="plain, compiled, prompt_lookup, assisted_early_exit, llama_cpp, lookahead, and "
-            "variants such as lookahead:nodes=8,sources=ngrams+recycled. plain is always run.",
+            help="plain, compiled, compiled_frozen, prompt_lookup, assisted_early_exit, "
+            "llama_cpp, lookahead, and variants such as lookahead:nodes=8,sources=ngrams+recycled. "
+            "plain is always run.",
         ),
     ] = "plain,lookahead",
     state: Annotated[

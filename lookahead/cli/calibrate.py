@@ -26,10 +26,12 @@ def calibrate(
     """Learn about a model from its own writing, so that later runs start well.
 
     It answers built-in prompts; sums of its hidden states are kept in the user's cache, no text.
-    Running it again replaces them. Stopped with Ctrl-C, it leaves what was there before.
+    Running it again replaces them. Stopped with Ctrl-C, it leaves what was there before. On a CPU
+    what its layers need to run fused is compiled, too.
     """
     from lookahead import calibrate as logic
     from lookahead.hf.default_model import quiet_library
+    from lookahead.hf.fusing import build_libraries
 
     loaded, tokenizer = open_model(model, dtype, device, threads)
     sums = logic.empty_sums(loaded)
@@ -40,6 +42,9 @@ def calibrate(
         f"{made.label}: {made.texts} texts, {made.rows:,} positions in {made.seconds:.0f} s; "
         f"{made.num_bytes / 1e6:.1f} MB in {made.path}"
     )
+    with working("Compiling the small operations of its layers"), quiet_library():
+        fault = build_libraries(loaded)
+    print_note("its layers run fused" if fault is None else f"its layers are not fused: {fault}")
 
 
 def _prompt_ids(model: Any, tokenizer: Any, *, use_template: bool) -> list[list[int]]:

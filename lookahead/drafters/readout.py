@@ -86,7 +86,7 @@ class Readout:
 
     def add(self, tokens: Iterable[int]) -> None:
         """Take tokens into the shortlist."""
-        given = np.fromiter(tokens, dtype=np.int64)
+        given = np.asarray(tokens if isinstance(tokens, np.ndarray) else list(tokens), np.int64)
         wanted = given[(given >= 0) & (given < self._ends.vocab)]
         room = self._limit - self._kept
         new = np.unique(wanted[self._place[wanted] < 0])[:room]

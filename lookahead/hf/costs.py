@@ -8,6 +8,7 @@ import torch
 
 from lookahead.budget import CostCurve
 from lookahead.hf.compat import device_of, is_compiled
+from lookahead.hf.fused import is_fused
 from lookahead.hf.layers import precision
 from lookahead.hf.prepack import is_prepacked
 from lookahead.learnt import Learnt
@@ -31,5 +32,6 @@ def cost_curve(model: Any, learnt: Learnt) -> CostCurve:
         f"{torch.get_num_threads()} threads",
         *(["compiled"] if is_compiled(model) else []),
         *(["prepacked"] if is_prepacked() else []),
+        *(["fused"] if is_fused() else []),
     )
     return learnt.curve(key, kind)

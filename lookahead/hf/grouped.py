@@ -20,7 +20,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from lookahead.hf.registry import hook_once
 
-__all__ = ["grouped_queries", "install"]
+__all__ = ["attend", "attention_seen_by", "grouped_queries", "install"]
 
 #: The implementation that copies, and what of its arguments is understood here.
 NAME = "sdpa"
@@ -29,6 +29,7 @@ KNOWN = frozenset(
 )
 
 _active: ContextVar[FoldedMasks | None] = ContextVar("lookahead_grouped", default=None)
+_seen_by: ContextVar[Callable[..., Any] | None] = ContextVar("lookahead_seen_by", default=None)
 
 
 class FoldedMasks:
@@ -74,6 +75,21 @@ def grouped_queries() -> Iterator[None]:
         _active.reset(token)
 
 
+@contextmanager
+def attention_seen_by(watcher: Callable[..., Any] | None) -> Iterator[None]:
+    """Let ``watcher`` run the attention in this context and thread: given it, and its arguments."""
+    token = _seen_by.set(watcher)
+    try:
+        yield
+    finally:
+        _seen_by.reset(token)
+
+
+def attend(*args: Any, **kwargs: Any) -> Any:
+    """Run the attention that is in the registry now; it may be somebody's who looks on."""
+    return AttentionInterface._global_mapping[NAME](*args, **kwargs)
+
+
 def _hook(original: Callable[..., Any]) -> Callable[..., Any]:
     # What a release understands beyond this, and is given, is left to it.
     named = inspect.signature(original).parameters
@@ -83,6 +99,10 @@ def _hook(original: Callable[..., Any]) -> Callable[..., Any]:
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
     ) -> Any:
         # A compiler reads no context variable.
+        watcher = None if torch.compiler.is_compiling() else _seen_by.get()
+        if watcher is not None:
+            with attention_seen_by(None):
+                return watcher(attention, module, query, key, value, attention_mask, **kwargs)
         masks = None if torch.compiler.is_compiling() else _active.get()
         groups = getattr(module, "num_key_value_groups", 1)
         if (

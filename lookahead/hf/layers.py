@@ -20,7 +20,14 @@ from torch.nn.modules import module as _everywhere
 
 from lookahead.hf.compat import device_of
 
-__all__ = ["changed_part", "is_plain_matrix", "kinds_of_layers", "precision", "reason_for_layers"]
+__all__ = [
+    "changed_part",
+    "functions_of",
+    "is_plain_matrix",
+    "kinds_of_layers",
+    "precision",
+    "reason_for_layers",
+]
 
 #: How much larger the other rows are: enough to drown a row that shares a scale with them.
 LARGER = 256.0
@@ -49,7 +56,7 @@ def kinds_of_layers(model: nn.Module) -> Hashable:
     for module in model.modules():
         weight = module._parameters.get("weight")  # many times faster than to ask the module
         kind = (type(module), type(weight), None if weight is None else weight.dtype)
-        kinds.append((*kind, module.training, type(module).forward, *_functions_of(module)))
+        kinds.append((*kind, module.training, type(module).forward, *functions_of(module)))
     everywhere = (
         *_everywhere._global_forward_pre_hooks.values(),
         *_everywhere._global_forward_hooks.values(),
@@ -65,12 +72,12 @@ def changed_part(model: nn.Module) -> str | None:
     for name, module in model.named_modules():
         if module.training:
             return f"{name} is in training mode"
-        if _functions_of(module):
+        if functions_of(module):
             return f"{name or type(model).__name__} has a hook or a forward of somebody's own"
     return None
 
 
-def _functions_of(module: nn.Module) -> tuple[Hashable, ...]:
+def functions_of(module: nn.Module) -> tuple[Hashable, ...]:
     """Return what is put on one module, or in place of its forward, by others than us."""
     functions = [
         *module._forward_pre_hooks.values(),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from lookahead.choose import largest
 from lookahead.outcome import PassRows
 from lookahead.rows import Rows
 
@@ -40,5 +41,4 @@ def _window_tokens(rows: Rows, logits: Tensor, read: list[int]) -> list[int] | N
         return None
     # The last level stands in one piece at the end of a sequence's rows, and all of it is read.
     start = read.index(rows.window_read.start)
-    tokens: list[int] = logits[start : start + len(rows.window_read)].argmax(dim=-1).tolist()
-    return tokens
+    return largest(logits[start : start + len(rows.window_read)])

@@ -210,9 +210,14 @@ def _tree_pass(
 
 
 def made_up_call(
-    model: Any, prompt: list[int], cache: SlotCache, whole: Any = None, **more: Any
+    model: Any,
+    prompt: list[int],
+    cache: SlotCache,
+    whole: Any = None,
+    batch: int = 1,
+    **more: Any,
 ) -> tuple[Any, Tensor, list[list[int]], Any, dict[str, Any], SlotCache, str]:
-    """Return what a target is made with to read one prompt, as the library would prepare it.
+    """Return what a target is made with to read a prompt, as the library would prepare it.
 
     Parameters
     ----------
@@ -221,9 +226,11 @@ def made_up_call(
     prompt : list of int
         Without padding.
     cache : SlotCache
-        For one sequence.
+        For so many sequences.
     whole : Cache or None
         What the model is given, where ``cache`` is only a part of it.
+    batch : int
+        Sequences, all with this prompt.
     **more
         Arguments of the model besides.
     """
@@ -232,13 +239,13 @@ def made_up_call(
         name: cache if whole is None else whole,
         "attention_mask": None,
         "use_cache": True,
-        **positions_of(model, len(prompt)),
+        **{name: p.expand(batch, -1) for name, p in positions_of(model, len(prompt)).items()},
         **made_up_encoder_outputs(model),
         **more,
     }
     settings = SimpleNamespace(prefill_chunk_size=None, _mask_length=len(prompt))
-    ids = torch.tensor([prompt], device=device_of(model))
-    return model, ids, [prompt], settings, kwargs, cache, name
+    ids = torch.tensor([prompt] * batch, device=device_of(model))
+    return model, ids, [prompt] * batch, settings, kwargs, cache, name
 
 
 def _untrimmed(model: Any) -> DynamicCache:

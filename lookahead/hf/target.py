@@ -15,6 +15,7 @@ from lookahead.errors import UnsupportedError
 from lookahead.hf.cache import EarlyPath, SlotCache
 from lookahead.hf.compat import pass_arguments, prefill
 from lookahead.hf.early import Corner, EarlyRows
+from lookahead.hf.fused import ordinary_layers
 from lookahead.hf.masks import Visibility, tree_attention, visibility_of
 from lookahead.hf.observe import last_hidden_state, output_input
 from lookahead.hf.outputs import StepOutputs
@@ -118,7 +119,7 @@ class HFTarget:
         positions = prompt_positions(
             self._model, self._input_ids, self._generation_config, self._kwargs
         )
-        with ordinary_weights():
+        with ordinary_weights(), ordinary_layers():
             logits = self._read_ragged(attention_mask, positions)
             outputs = self._read_whole() if logits is None else None
         self._cache.prompt_read(positions.shape[-1])

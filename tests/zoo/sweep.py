@@ -93,7 +93,13 @@ def drafters(text: list[int]) -> dict[str, Any]:
     }
 
 
-def look(model: Any, inputs: dict[str, Any], ways: Iterable[str] = WAYS, new: int = NEW) -> Verdict:
+def look(
+    model: Any,
+    inputs: dict[str, Any],
+    ways: Iterable[str] = WAYS,
+    new: int = NEW,
+    settings: dict[str, Any] | None = None,
+) -> Verdict:
     """Compare plain and accelerated runs of one model.
 
     Parameters
@@ -105,6 +111,8 @@ def look(model: Any, inputs: dict[str, Any], ways: Iterable[str] = WAYS, new: in
         Some of :data:`WAYS`.
     new : int
         New tokens of each run.
+    settings : dict or None
+        Of :func:`lookahead.accelerate`, besides those that every run has.
     """
     greedy: dict[str, Any] = {"do_sample": False, "max_new_tokens": new} | inputs
     calls = {
@@ -121,7 +129,9 @@ def look(model: Any, inputs: dict[str, Any], ways: Iterable[str] = WAYS, new: in
         except Exception as error:
             return Verdict(FAILS, name_of(error))
         try:
-            found, stats = _accelerated(model, calls[call], drafters(texts[call])[drafter])
+            found, stats = _accelerated(
+                model, calls[call], drafters(texts[call])[drafter], settings
+            )
         except Exception as error:
             return Verdict(WRONG, f"{way}: {name_of(error)}")
         if found != texts[call]:
@@ -149,10 +159,12 @@ def _generate(model: Any, kwargs: dict[str, Any]) -> list[int]:
     return ids
 
 
-def _accelerated(model: Any, kwargs: dict[str, Any], drafter: Any) -> tuple[list[int], Any]:
+def _accelerated(
+    model: Any, kwargs: dict[str, Any], drafter: Any, more: dict[str, Any] | None
+) -> tuple[list[int], Any]:
     lookahead.forget(model)
     settings = {"nodes": 8, "sources": (), "drafters": (drafter,), "remember": False}
-    with lookahead.accelerate(model, **settings):
+    with lookahead.accelerate(model, **settings, **(more or {})):
         ids = _generate(model, kwargs)
         return ids, lookahead.last_stats(model)
 

@@ -59,6 +59,9 @@ class Arm:
         """Cache for a new prompt; ``None`` leaves it to ``generate``."""
         return None
 
+    def prepare(self) -> None:
+        """Do what would else be done aside while others are measured."""
+
     def forget(self) -> None:
         """Drop all that was learnt."""
 
@@ -90,6 +93,16 @@ class CompiledArm(Arm):
         """Empty the one static cache and give it."""
         self._cache.reset()
         return self._cache
+
+
+class FrozenArm(CompiledArm):
+    """The same with inductor's freezing: it keeps the weights in the order that suits it."""
+
+    def __init__(self, spec: ArmSpec, model: Any, max_length: int) -> None:
+        # A model keeps one compiled forward.
+        super().__init__(spec, copy.copy(model), max_length)
+        self._compile.mode = None  # it would stand in the way of options
+        self._compile.options = {"freezing": True}
 
 
 class PromptLookupArm(Arm):
@@ -128,8 +141,16 @@ class LookaheadArm(Arm):
         # do not learn from each other, and plain stays plain.
         super().__init__(spec, copy.copy(model), max_length)
         lookahead.accelerate(self.model, **spec.settings)
+        self._fuses = bool(spec.settings.get("fuse", "auto"))
         # As in EarlyExitArm.
         self.can_be_taken_apart = "exit" not in spec.settings.get("sources", ())
+
+    def prepare(self) -> None:
+        """Have the layers' libraries built; those of one kind of model are built once."""
+        from lookahead.hf.fusing import build_libraries
+
+        if self._fuses:
+            build_libraries(self.model)
 
     def forget(self) -> None:
         """Drop calibration, cost curve and sums."""
@@ -141,6 +162,7 @@ class LookaheadArm(Arm):
 KINDS: dict[str, type[Arm]] = {
     "plain": Arm,
     "compiled": CompiledArm,
+    "compiled_frozen": FrozenArm,
     "prompt_lookup": PromptLookupArm,
     "assisted_early_exit": EarlyExitArm,
     "lookahead": LookaheadArm,

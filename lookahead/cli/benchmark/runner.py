@@ -138,6 +138,7 @@ class Runner:
         length = min(WARM_UP_TOKENS, self._protocol.max_new_tokens)
         for arm in self._arms:
             tell(f"Warming up: {arm.name}", None)
+            arm.prepare()
             try:
                 self._call(arm, [ids] * self._protocol.batch_size, arm.first_cache(), length)
             except (ValueError, RuntimeError, IndexError, NotImplementedError) as error:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ngram_pool.base import Pool
     from ngram_pool.calibration import Calibration
 
-__all__ = ["kernels_ready", "new_pool", "ready_kernels", "require_kernels", "warm_up"]
+__all__ = ["kernels_ready", "new_pool", "ready_kernels", "require_kernels", "stand_back", "warm_up"]
 
 FOLDER: Final = Path(__file__).parent
 STAMP_PREFIX: Final = "ngram_pool-"
@@ -91,7 +91,9 @@ class _Readiness:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self.errors,
-            start_new_session=True,  # an interrupt of this program must not leave half a cache
+            # An interrupt of this program must not leave half a cache. No session of its own: Linux
+            # shares processors out among sessions first, and a low priority counts only within one.
+            process_group=0,
         )
 
     def _finish(self, return_code: int) -> None:
@@ -216,13 +218,20 @@ def new_pool(
     return kind(calibration, max_tokens, max_rows)
 
 
+def stand_back() -> None:
+    """Let this process run only where no other wants to."""
+    with contextlib.suppress(AttributeError, OSError):
+        os.nice(19)
+    with contextlib.suppress(AttributeError, OSError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
 def compile_kernels() -> None:
     """Fill numba's cache and leave a stamp: the whole life of the compiling process.
 
     Processes that start at once take turns; the later ones find the work done.
     """
-    with contextlib.suppress(AttributeError, OSError):
-        os.nice(19)  # the program that waits for its first tokens goes first
+    stand_back()  # the program that waits for its first tokens goes first
     folder, sources, machine = _identity()
     with _locked(folder):
         if not stamp_is_valid():

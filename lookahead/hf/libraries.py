@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from lookahead.hf.segments import Segment
 from lookahead.locks import file_lock
 from lookahead.machine import cpu_name
+from ngram_pool.ready import stand_back
 from ngram_pool.storage import write_aside
 
 __all__ = ["Builder", "Library", "default_folder", "find", "main"]
@@ -104,7 +105,9 @@ class Builder:
                     stdin=texts,
                     stdout=subprocess.DEVNULL,
                     stderr=told,
-                    start_new_session=True,  # a Ctrl-C is for the caller
+                    # A Ctrl-C is for the caller. No session of its own: Linux shares processors
+                    # out among sessions first, and a low priority counts only within one.
+                    process_group=0,
                 )
             except OSError as error:
                 told.close()
@@ -204,8 +207,7 @@ def _evict(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if hasattr(os, "nice"):
-        os.nice(19)
+    stand_back()
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = scratch

@@ -6,6 +6,7 @@ Most tests run segments as the source that they are; a few compile them for real
 from __future__ import annotations
 
 import copy
+import os
 import subprocess
 import sys
 import threading
@@ -398,6 +399,20 @@ def test_what_the_compiler_says_is_told(folder):
     builder.wait()
     assert builder.fault.startswith("they could not be compiled: NameError: name 'nothing'")
     assert not list(folder.glob("*.so"))
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="the system has no idle class")
+def test_the_compiler_runs_only_where_no_other_wants_to(folder):
+    told = (
+        "def segment(a0):\n    import os\n"
+        "    about = os.getsid(0), os.getpgid(0) == os.getpid(), os.nice(0)\n"
+        "    raise RuntimeError(repr((*about, os.sched_getscheduler(0))))\n"
+    )
+    builder = Builder(folder)
+    builder.start([SIMPLE._replace(source=told)])
+    builder.wait()
+    # Another session would share the processors evenly with this one, whatever its priority.
+    assert repr((os.getsid(0), True, 19, os.SCHED_IDLE)) in builder.fault
 
 
 def test_a_process_that_cannot_be_started_is_told(folder, monkeypatch):

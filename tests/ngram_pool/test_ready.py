@@ -84,6 +84,24 @@ def test_an_empty_cache_does_not_block_and_a_killed_compiler_harms_nothing(tmp_p
     assert not list(tmp_path.rglob("*.ready"))
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="the system has no idle class")
+def test_the_compiler_runs_only_where_no_other_wants_to(fresh, tmp_path, monkeypatch):
+    said = tmp_path / "said"
+    child = (
+        "import os, sys; sys.path[:] = {path!r}; from ngram_pool.ready import stand_back; "
+        "stand_back(); "
+        "about = os.getsid(0), os.getpgid(0) == os.getpid(), os.nice(0), os.sched_getscheduler(0); "
+        f"open({str(said)!r}, 'w').write(repr(about)); raise SystemExit(1)"
+    )
+    monkeypatch.setattr(ready, "CHILD", child)
+    monkeypatch.setattr(ready, "stamp_is_valid", lambda: False)
+    fresh.start()
+    with pytest.warns(RuntimeWarning):
+        fresh.wait()
+    # Another session would share the processors evenly with this one, whatever its priority.
+    assert said.read_text() == repr((os.getsid(0), True, 19, os.SCHED_IDLE))
+
+
 @pytest.mark.slow
 def test_an_empty_cache_is_filled_aside_by_several_processes_at_once(tmp_path):
     code = "import ngram_pool; ngram_pool.warm_up(block={}); print(ngram_pool.kernels_ready())"

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lookahead.budget import KNOTS, TYPICAL
 from lookahead.cli.benchmark.report import heading
 from lookahead.config import SOURCES, Config
+from lookahead.cost_curve import KNOTS, TYPICAL
 
 Report = dict[str, Any]
 Curve = tuple[NDArray[np.float64], NDArray[np.float64]]  # rows, seconds

@@ -53,6 +53,10 @@ class Target(Protocol):
         :meth:`keep` on. That of a window, written behind the nodes, is never kept.
         """
 
+    @property
+    def seconds_aside(self) -> float:
+        """Seconds of the last pass in which something was tried that is not part of a pass."""
+
     def may_draft(self, slot: int) -> bool:
         """Say whether the next pass can verify guesses of a sequence."""
 
@@ -116,7 +120,8 @@ class Engine:
         start = time.perf_counter()
         with stats.timed("verify"):
             seen = target.verify([s.slot for s in live], trees, windows)
-        seconds = time.perf_counter() - start
+        aside = target.seconds_aside
+        seconds = time.perf_counter() - start - aside
         # A window may be left out: its rows count where its tokens came back.
         ran = [
             0 if window is None or rows.window_tokens is None else len(window)
@@ -157,7 +162,7 @@ class Engine:
                         seen_rows.window_tokens,
                     )
                 )
-        self._budget.learn_step(len(live), emitted, time.perf_counter() - begun)
+        self._budget.learn_step(len(live), emitted, time.perf_counter() - begun - aside)
 
     def _trees(self, live: Seq[Sequence], plan: Plan) -> list[DraftTree]:
         """Draft a tree for each sequence; in a batch all of them have the size that pays."""

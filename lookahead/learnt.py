@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from lookahead.budget import CostCurve
+from lookahead.cost_curve import CostCurve
 from lookahead.errors import LookaheadWarning
 from lookahead.memory import Arrays, Memory, MemoryFileError, Stored
 

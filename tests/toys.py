@@ -11,8 +11,9 @@ from torch import Tensor
 
 import ngram_pool
 from lookahead import Config, DecodeStats, DraftTree
-from lookahead.budget import Budget, CostCurve
+from lookahead.budget import Budget
 from lookahead.choose import NodeChooser
+from lookahead.cost_curve import CostCurve
 from lookahead.drafters import MergedDrafter
 from lookahead.engine import Engine
 from lookahead.noise import Draws
@@ -54,6 +55,8 @@ class TableTarget:
 
     def prompt_hidden(self, slot: int) -> Tensor | None:
         return None
+
+    seconds_aside = 0.0
 
     def may_draft(self, slot: int) -> bool:
         return True

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lookahead.budget import CostCurve
+from lookahead.cost_curve import CostCurve
 from lookahead.hf.compat import device_of, is_compiled
 from lookahead.hf.fused import is_fused
 from lookahead.hf.layers import precision
@@ -22,7 +22,7 @@ def cost_curve(model: Any, learnt: Learnt) -> CostCurve:
     device, dtype = device_of(model), precision(model)
     half = dtype in (torch.bfloat16, torch.float16)
     kind = ("cpu-16bit" if half else "cpu") if device.type == "cpu" else "other"
-    kind = "cpu-prepacked" if is_prepacked() else kind
+    kind += "-prepacked" if is_prepacked() else ""
     text = model.config.get_text_config(decoder=True)
     key = (
         machine_name(device),

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import ngram_pool
-from lookahead.budget import CostCurve
 from lookahead.config import Config
+from lookahead.cost_curve import CostCurve
 from lookahead.drafters import MergedDrafter, NodeDrafter
 from lookahead.drafters.early_exit import EarlyExitDrafter, EarlyLayers
 from lookahead.drafters.exits import ExitChooser, check_exit_layer

@@ -7,8 +7,8 @@ import functools
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lookahead.budget import CostCurve
 from lookahead.config import SOURCES, Config
+from lookahead.cost_curve import CostCurve
 from lookahead.hf.compat import vocab_size
 from lookahead.hf.costs import cost_curve
 from lookahead.hf.ends import ends_of

@@ -31,7 +31,7 @@ from lookahead.hf.prepack import quick_call
 from lookahead.hf.recording import Count, Program, flat
 from lookahead.hf.segments import LayerSource, Segment, layer_source
 
-__all__ = ["FusedLayers", "Written", "is_fused", "ordinary_layers"]
+__all__ = ["FusedLayers", "Written", "is_fused", "ordinary_layers", "tried_seconds"]
 
 #: Rows that a pass with fused layers may have.
 MOST_ROWS = 512
@@ -51,6 +51,7 @@ class _Use:
         self.owner = owner
         self.functions = functions
         self.always = always
+        self.tried_s = 0.0  # spent on running layers the other way, too
         self._given: tuple[Any, ...] = ()
         self._hidden: tuple[torch.Size, torch.dtype] | None = None
         self._rows: int | None = None
@@ -195,9 +196,11 @@ class FusedLayer:
             return self._plain(self.module, *args, **kwargs)
         middle = time.perf_counter()
         own = self._plain(self.module, *args, **kwargs)
-        trial.add(time.perf_counter() - middle, middle - start)
+        end = time.perf_counter()
+        trial.add(end - middle, middle - start)
         if not _is_same(fused, own):
             use.owner.fault = "a fused layer gives other numbers than the layer itself"
+        use.tried_s += (middle - start) + (time.perf_counter() - end)
         return own
 
 
@@ -303,6 +306,15 @@ class FusedLayers:
 def is_fused() -> bool:
     """Say whether passes in this context run fused layers."""
     return _active.get() is not None
+
+
+def tried_seconds() -> float:
+    """Return the seconds of trials in this context since they were asked for last."""
+    use = _active.get()
+    if use is None:
+        return 0.0
+    seconds, use.tried_s = use.tried_s, 0.0
+    return seconds
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from lookahead.errors import UnsupportedError
 from lookahead.hf.cache import EarlyPath, SlotCache
 from lookahead.hf.compat import pass_arguments, prefill
 from lookahead.hf.early import Corner, EarlyRows
-from lookahead.hf.fused import ordinary_layers
+from lookahead.hf.fused import ordinary_layers, tried_seconds
 from lookahead.hf.masks import Visibility, tree_attention, visibility_of
 from lookahead.hf.observe import last_hidden_state, output_input
 from lookahead.hf.outputs import StepOutputs
@@ -322,6 +322,11 @@ class HFTarget:
         for name, value in self._kwargs.items():
             if name.endswith(BY_ROW) and isinstance(value, Tensor) and value.shape[0] > 1:
                 self._kwargs[name] = value[rows]
+
+    @property
+    def seconds_aside(self) -> float:
+        """Seconds of the last pass in which layers were run both ways."""
+        return tried_seconds()
 
     def may_draft(self, slot: int) -> bool:  # noqa: ARG002 - a chain may say no
         """Say whether the next pass can verify guesses of a sequence."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ngram_pool
-from lookahead.budget import CostCurve
+from lookahead.cost_curve import CostCurve
 from lookahead.stats import DecodeStats, SourceStats, StepRecord
 from tests.drafters import Fixed, Oracle
 from tests.helpers import check, new_ids, prompt, shared

@@ -167,7 +167,7 @@ def test_a_curve_is_saved_and_read_again():
     one.save_if_due()
     one.wait()
     found = learnt().curve(KEY, "cpu")
-    assert found.seconds(8) == pytest.approx(curve.seconds(8), rel=0.01)
+    assert found.seconds(8) == pytest.approx(curve.seconds(8), rel=0.03)
     assert learnt().curve((*KEY, "2 threads"), "cpu").seconds(8) is None
     (entry,) = Memory().entries()
     assert entry.kind.startswith("curve-")

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from lookahead import Config, DecodeStats, DraftTree
 from lookahead.accept import accept
-from lookahead.budget import Budget, CostCurve
+from lookahead.budget import Budget
 from lookahead.choose import NodeChooser
+from lookahead.cost_curve import CostCurve
 from lookahead.engine import Engine
 from lookahead.sequence import Sequence, TokenBuffer
 from tests.drafters import Oracle

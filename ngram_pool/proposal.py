@@ -191,9 +191,10 @@ def _merge_siblings(
     tokens: Int64Array, parents: Int64Array, probabilities: Float32Array
 ) -> tuple[Int64Array, Int64Array, Float32Array]:
     """Merge children of one node that name the same token, if there are any."""
-    pairs = list(zip(parents.tolist()[1:], tokens.tolist()[1:], strict=True))
-    if len(set(pairs)) == len(pairs):
+    keys = np.sort((parents[1:] << 32) | tokens[1:])
+    if not (keys[1:] == keys[:-1]).any():
         return tokens, parents, probabilities
+    pairs = list(zip(parents.tolist()[1:], tokens.tolist()[1:], strict=True))
     kept = [0]
     home = [0]  # new number of each old node
     known: dict[tuple[int, int], int] = {}

@@ -17,6 +17,8 @@ Path = tuple[int, ...]
 LEAST_LOST = 0.02
 #: Says in an offer that a node was named by others and merely leads to what lies below it.
 LEADS = -1.0
+#: Nodes that there is room for at first: four rounds of answers.
+FIRST_ROOM = 512
 
 
 class Answers:
@@ -35,10 +37,12 @@ class Answers:
         self._max_depth = max_depth
         self._asked: set[Path] = set()
         self._nodes: dict[Path, int] = {(): ROOT}
-        self._tokens = [0]
-        self._parents = [ROOT]
-        self._depths = [0]
-        self._probabilities = [1.0]
+        self._size = 1
+        self._tokens = np.zeros(FIRST_ROOM, dtype=np.int64)
+        self._parents = np.zeros(FIRST_ROOM, dtype=np.int64)
+        self._depths = np.zeros(FIRST_ROOM, dtype=np.int64)
+        self._probabilities = np.ones(FIRST_ROOM, dtype=np.float32)
+        self._is_in_order = True  # parents first, and siblings by falling probability
 
     def worth_asking(self, tree: DraftTree, limit: int) -> tuple[list[int], float]:
         """Return the nodes where most probability leaves the tree, and how much it is in all.
@@ -83,43 +87,62 @@ class Answers:
             path = tree.token_path(node)
             self._asked.add(path)
             parent = self._place(path)
-            known = len(self._tokens)
-            for token, probability in zip(
+            known = self._size
+            named = zip(
                 candidates.tokens[row].tolist(),
                 candidates.probabilities[row].tolist(),
                 strict=True,
-            ):
+            )
+            new: dict[int, float] = {}
+            for token, probability in named:
                 if token < 0:
                     break
                 place = self._nodes.get((*path, token))
                 if place is None:
-                    self._append(path, parent, token, probability)
+                    new.setdefault(token, probability)
                 elif self._probabilities[place] == LEADS and place < known:
                     self._probabilities[place] = probability
+                    self._is_in_order = False
+            self._append(path, parent, new)
 
     def as_offers(self) -> list[Offer]:
         """Return everything as one offer, or none."""
-        if len(self._tokens) == 1:
+        if self._size == 1:
             return []
-        tokens, parents = np.array(self._tokens), np.array(self._parents)
-        probabilities = np.array(self._probabilities, dtype=np.float32)
-        # Parents come first, and siblings by falling probability.
-        order = np.lexsort((-probabilities, np.array(self._depths)))
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
-        return [Offer(self._source, tokens[order], place[parents[order]], probabilities[order])]
+        tokens, parents = self._tokens[: self._size], self._parents[: self._size]
+        probabilities = self._probabilities[: self._size]
+        if not self._is_in_order:
+            order = np.lexsort((-probabilities, self._depths[: self._size]))
+            place = np.empty_like(order)
+            place[order] = np.arange(len(order))
+            tokens, parents = tokens[order], place[parents[order]]
+            probabilities = probabilities[order]
+        return [Offer(self._source, tokens, parents, probabilities)]
 
     def _place(self, path: Path) -> int:
         """Return the node at the end of a path; what others named on the way is put in."""
         for length in range(1, len(path) + 1):
             if path[:length] not in self._nodes:
                 above = self._nodes[path[: length - 1]]
-                self._append(path[: length - 1], above, path[length - 1], LEADS)
+                self._append(path[: length - 1], above, {path[length - 1]: LEADS})
         return self._nodes[path]
 
-    def _append(self, path: Path, parent: int, token: int, probability: float) -> None:
-        self._nodes[(*path, token)] = len(self._tokens)
-        self._depths.append(1 + len(path))
-        self._tokens.append(token)
-        self._parents.append(parent)
-        self._probabilities.append(probability)
+    def _append(self, path: Path, parent: int, new: dict[int, float]) -> None:
+        """Put children under a node."""
+        start, end = self._size, self._size + len(new)
+        if end > len(self._tokens):
+            self._grow(end)
+        values = list(new.values())
+        self._tokens[start:end] = list(new)
+        self._parents[start:end] = parent
+        self._depths[start:end] = 1 + len(path)
+        self._probabilities[start:end] = values
+        self._nodes.update(zip([(*path, token) for token in new], range(start, end), strict=True))
+        self._is_in_order &= values == sorted(values, reverse=True)
+        self._size = end
+
+    def _grow(self, room: int) -> None:
+        for name in ("_tokens", "_parents", "_depths", "_probabilities"):
+            old = getattr(self, name)
+            more = np.zeros(2 * room - len(old), dtype=old.dtype)
+            setattr(self, name, np.concatenate([old, more]))

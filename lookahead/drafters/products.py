@@ -13,7 +13,7 @@ from torch import Tensor
 
 import ngram_pool
 
-__all__ = ["dtype_of_guesses", "has_products", "products", "without_autocast"]
+__all__ = ["FixedMatrix", "dtype_of_guesses", "has_products", "products", "without_autocast"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -22,6 +22,9 @@ R = TypeVar("R")
 #: of 16 bits, and up to which it is where the matrix would have to be widened first. Where there
 #: are such products, this has not been measured.
 FEW, FEW_TO_WIDEN = 8, 32
+
+#: Rows that a packed matrix is laid out for.
+ROWS = 16
 
 
 @functools.cache
@@ -99,6 +102,39 @@ def products(
     else:
         product = torch.nn.functional.linear(rows, matrix, bias)
     return product.float()
+
+
+class FixedMatrix:
+    """A matrix and a bias that do not change, kept in the order in which products are fastest.
+
+    Parameters
+    ----------
+    matrix : Tensor, float, [out, in]
+        Copied.
+    bias : Tensor, float, [out]
+    """
+
+    def __init__(self, matrix: Tensor, bias: Tensor) -> None:
+        self.shape = matrix.shape
+        self._bias = bias
+        self._matrix = matrix.contiguous()
+        self._is_packed = (
+            matrix.device.type == "cpu"
+            and matrix.dtype == torch.bfloat16
+            and has_products(torch.bfloat16)
+        )
+        if self._is_packed:
+            self._matrix = torch.ops.mkldnn._reorder_linear_weight(self._matrix, ROWS)
+
+    def products(self, rows: Tensor) -> Tensor:
+        """Return ``rows @ matrix.T + bias``, float, [rows, in] -> float32, [rows, out]."""
+        if not self._is_packed:
+            return products(rows, self._matrix, self._bias)
+        rows = rows.to(torch.bfloat16)
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(
+            rows, self._matrix, self._bias, "none", [], ""
+        )
+        return found.float()
 
 
 def _numbers(matrix: Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.generic]]:

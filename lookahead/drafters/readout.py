@@ -22,6 +22,11 @@ from ngram_pool.features import LEAST_NOISE, SHARPNESS
 
 __all__ = ["ModelEnds", "Readout"]
 
+#: Additions that wait to be taken in, at most.
+MOST_WAITING = 64
+#: The matrix is read up to a multiple of so many tokens, and for one row or for so many at least:
+#: oneDNN prepares itself for each shape.
+STEP, FEW = 512, 8
 #: Tokens outside the shortlist that are read for one draw.
 LUCKY = 1024
 #: Draws whose lucky tokens are kept: as many as are asked about in a step, and the next.
@@ -75,21 +80,35 @@ class Readout:
         self._kept = self._next = 0
         self._weight: Tensor | None = None
         self._bias: Tensor | None = None
+        self._waiting: list[NDArray[np.int64]] = []  # tokens that are taken in when it is read
         self._frequency = 1.0 / (np.arange(ends.vocab, dtype=np.float32) + 1000.0)
         self._luck: dict[bytes, tuple[NDArray[np.int64], Tensor, Tensor | None]] = {}
         self.add(first)
+        self._take_in()
         if self._size < self._limit:
             self._kept, self._next = self._size, 0
 
     def __len__(self) -> int:
+        self._take_in()
         return self._size
 
     def add(self, tokens: Iterable[int]) -> None:
         """Take tokens into the shortlist."""
         given = np.asarray(tokens if isinstance(tokens, np.ndarray) else list(tokens), np.int64)
-        wanted = given[(given >= 0) & (given < self._ends.vocab)]
+        self._waiting.append(given)
+        if len(self._waiting) >= MOST_WAITING:
+            self._take_in()
+
+    def _take_in(self) -> None:
+        """Put what waits into the shortlist: once for all that came since it was read last."""
+        if not self._waiting:
+            return
         room = self._limit - self._kept
-        new = np.unique(wanted[self._place[wanted] < 0])[:room]
+        parts = [self._unknown(given)[:room] for given in self._waiting]
+        self._waiting.clear()
+        together = np.concatenate(parts)
+        _, first = np.unique(together, return_index=True)
+        new = together[np.sort(first)][-room:]  # the newest
         if not len(new):
             return
         places = self._kept + (self._next + np.arange(len(new))) % room
@@ -108,9 +127,15 @@ class Readout:
         if self._bias is not None and bias is not None:
             self._bias[where] = bias
 
+    def _unknown(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the tokens that are not in the shortlist, once each."""
+        wanted = tokens[(tokens >= 0) & (tokens < self._ends.vocab)]
+        return np.unique(wanted[self._place[wanted] < 0])
+
     @without_autocast
     def top(self, hidden: Tensor, k: int) -> Candidates:
         """Return the ``k`` most probable tokens behind each hidden state, float, [rows, width]."""
+        self._take_in()
         places, probabilities = top_rows(self._logits(hidden), min(k, self._size))
         tokens = np.where(places < 0, -1, self._tokens[places])
         return Candidates(tokens.astype(np.int32), probabilities)
@@ -158,6 +183,7 @@ class Readout:
         return Candidates(tokens, chances)
 
     def _race(self, hidden: Tensor, k: int, noise: NDArray[np.float32]) -> Candidates:
+        self._take_in()
         lucky, weight, bias = self._lucky(noise)
         more = products(hidden, weight)
         if bias is not None:
@@ -192,8 +218,11 @@ class Readout:
 
     def _logits(self, hidden: Tensor) -> Tensor:
         assert self._weight is not None
-        # The whole matrix, whatever its size: how to do products is found out once for each shape.
-        logits = products(hidden, self._weight)[:, : self._size]
+        size = min(-(-self._size // STEP) * STEP, self._limit)
+        rows = len(hidden)
+        if 1 < rows < FEW:
+            hidden = torch.nn.functional.pad(hidden, (0, 0, 0, FEW - rows))
+        logits = products(hidden, self._weight[:size])[:rows, : self._size]
         if self._bias is not None:
             logits = logits + self._bias[: self._size]
         return logits

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lookahead.drafters.products import products, without_autocast
+from lookahead.drafters.products import FixedMatrix, products, without_autocast
 
 __all__ = ["RunningRegression", "sketch"]
 
@@ -53,11 +53,9 @@ class RunningRegression:
         self.has_prior = prior is not None
         self.max_rows = max_rows
         self.num_rows = 0
-        self._prior_map: Tensor | None = None  # [out, inputs]
-        self._prior_mean: Tensor | None = None  # [out]
+        self._prior_map: FixedMatrix | None = None  # [out, inputs]
         if prior is not None:
-            self._prior_map = prior[:-1].T.to(dtype).contiguous()
-            self._prior_mean = prior[-1].to(dtype)
+            self._prior_map = FixedMatrix(prior[:-1].T.to(dtype), prior[-1].to(dtype))
         self._inputs: Tensor | None = None  # [max_rows, 2 * width], both halves of unit length
         self._outputs: Tensor | None = None  # [max_rows, out], what the prior leaves over
         self._noise: Tensor | None = None  # [max_rows]
@@ -108,8 +106,7 @@ class RunningRegression:
 
     def _prior(self, inputs: Tensor) -> Tensor:
         assert self._prior_map is not None
-        small = sketch(inputs, self._prior_map.shape[1])
-        return products(small, self._prior_map, self._prior_mean)
+        return self._prior_map.products(sketch(inputs, self._prior_map.shape[1]))
 
     def _kernel(self, left: Tensor, right: Tensor) -> Tensor:
         """Return k between rows, [left, right]."""

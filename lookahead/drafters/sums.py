@@ -19,6 +19,8 @@ __all__ = ["HeadSums", "head_inputs"]
 RIDGE = 0.5
 #: Most inputs that are summed up one by one; wider ones are sketched down to so many.
 MOST_INPUTS = 2048
+#: Shorter vectors than that are not stretched to unit length.
+LEAST_LENGTH = 1e-12
 #: The map is fitted anew when so many times more rows have been seen than at the last fit.
 GROWTH = 1.3
 
@@ -40,7 +42,12 @@ def head_inputs(ends: ModelEnds, hidden: Tensor, tokens: Tensor) -> Tensor:
     Tensor, float32, [rows, 2 * width]
     """
     embedded = ends.embed(tokens).to(hidden.device, torch.float32)
-    return torch.cat([normalize(hidden, dim=-1), normalize(embedded, dim=-1)], dim=-1)
+    if embedded.shape != hidden.shape:
+        return torch.cat([normalize(hidden, dim=-1), normalize(embedded, dim=-1)], dim=-1)
+    # Both at once: a few rows cost by the operator.
+    both = torch.stack([hidden, embedded], dim=1)
+    lengths = torch.linalg.vector_norm(both, dim=-1, keepdim=True).clamp_min_(LEAST_LENGTH)
+    return both.div_(lengths).flatten(1)
 
 
 class HeadSums:

@@ -84,6 +84,7 @@ def test_each_row_of_the_output_layer_is_read_once():
     readout.add([2, 3, 4, 4])
     readout.add([4])
     readout.add([])
+    assert len(readout) == 4
     assert ends.read == [1, 2, 3, 4]
 
 
@@ -113,11 +114,21 @@ def test_a_token_that_had_to_go_can_come_back():
     ends = TableEnds(VOCAB)
     readout = Readout(ends, [0], limit=5)
     readout.add([10, 11, 12])
+    check(readout, ends, {0, 10, 11, 12})
     readout.add([13, 14])  # one of them in the last free place, one in the place of the oldest
     check(readout, ends, {0, 11, 12, 13, 14})
     readout.add([10])
     check(readout, ends, {0, 10, 12, 13, 14})
     assert ends.read == [0, 10, 11, 12, 13, 14, 10]
+
+
+def test_what_was_added_since_it_was_read_is_taken_in_at_once_the_newest_first():
+    ends = TableEnds(VOCAB)
+    readout = Readout(ends, [0], limit=5)
+    for tokens in ([10, 11, 12], [13, 14], [12, 0, 13]):
+        readout.add(tokens)
+    check(readout, ends, {0, 11, 12, 13, 14})
+    assert sorted(ends.read) == [0, 11, 12, 13, 14]
 
 
 def test_more_than_there_is_room_for_fills_the_room():

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         accelerated,
         forget,
         last_stats,
+        quantize,
         restore,
     )
 
@@ -49,6 +50,7 @@ _HOMES = {
         "accelerated",
         "forget",
         "last_stats",
+        "quantize",
         "restore",
     ),
     "lookahead.calls": ("generate",),
@@ -90,6 +92,7 @@ __all__ = [
     "generate",
     "last_stats",
     "restore",
+    "quantize",
 ]
 
 

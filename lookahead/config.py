@@ -67,6 +67,10 @@ class Config:
         of a layer in a few native functions. A compiler makes them once for a kind of model, in
         some seconds, in the background and for later calls; ``"auto"`` has it do so when the model
         has been used for a while and a compiler is there, True waits for it.
+    quantize : None, "int8" or "int4"
+        Quantise the weights of the decoder layers, those of the model itself, until
+        :func:`~lookahead.restore` or the end of the block. Text is then that of the quantised
+        model: exactly what it generates plainly, but not what the model with all its bits does.
     strict : bool
         Raise :class:`~lookahead.errors.UnsupportedError` where a run would otherwise be plain.
 
@@ -87,6 +91,7 @@ class Config:
     window: tuple[int, int, int] | Literal["auto", 0] | None = None
     prepack: bool | Literal["auto"] = "auto"
     fuse: bool | Literal["auto"] = "auto"
+    quantize: Literal["int8", "int4"] | None = None
     strict: bool = False
 
     def __post_init__(self) -> None:
@@ -106,6 +111,8 @@ class Config:
             raise ConfigError(f'prepack must be "auto", True or False, not {self.prepack!r}.')
         if not isinstance(self.fuse, bool) and self.fuse != "auto":
             raise ConfigError(f'fuse must be "auto", True or False, not {self.fuse!r}.')
+        if self.quantize not in (None, "int8", "int4"):
+            raise ConfigError(f'quantize must be "int8", "int4" or None, not {self.quantize!r}.')
         if not isinstance(self.strict, bool):
             raise ConfigError(f"strict must be True or False, not {self.strict!r}.")
         _check_sources(self.sources)

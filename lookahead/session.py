@@ -27,6 +27,7 @@ class Applied(NamedTuple):
 
     wrapper: Any
     handle: weakref.ref[Any]
+    bits: str | None = None  # the form of the weights under it, its own or that of those before it
 
 
 class Session:
@@ -48,6 +49,8 @@ class Session:
         self.prepacked: Any = None
         #: The layers of :mod:`lookahead.hf.fused`, with what they were made for.
         self.fused: Any = None
+        #: The layers of :mod:`lookahead.hf.quantised` that are in place, if they can be undone.
+        self.quantised: Any = None
         #: Spent in accelerated calls.
         self.seconds = 0.0
         self.last: DecodeStats | None = None

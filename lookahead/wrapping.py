@@ -22,11 +22,12 @@ from lookahead.config import Config
 from lookahead.errors import ConfigError
 from lookahead.hf.compat import check_version
 from lookahead.hf.fingerprint import identify
+from lookahead.hf.quantised import quantise
 from lookahead.memory import Memory
-from lookahead.session import Applied
+from lookahead.session import Applied, Session
 from lookahead.stats import DecodeStats
 
-__all__ = ["Handle", "accelerate", "accelerated", "forget", "last_stats", "restore"]
+__all__ = ["Handle", "accelerate", "accelerated", "forget", "last_stats", "quantize", "restore"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -54,6 +55,7 @@ class Handle:
         with session.lock:
             session.applied = [a for a in session.applied if a.wrapper is not self._wrapper]
             _put_back(self.model, session.applied)
+            _quantise(self.model, session, session.applied[-1].bits if session.applied else None)
 
 
 def accelerate(model: Any, **settings: Any) -> Handle:
@@ -95,13 +97,16 @@ def accelerate(model: Any, **settings: Any) -> Handle:
     session = session_of(model)
     handle = Handle(model, wrapper)
     with session.lock:
+        if config.quantize is not None:
+            _quantise(model, session, config.quantize)
         current = vars(model).get("generate")
         if not session.applied and isinstance(current, AcceleratedGenerate):
             # A copy of a model brings its wrapper along, and nobody has a handle on that.
             session.applied.append(Applied(current, weakref.ref(Handle(model, current))))
         replaced = weakref.WeakMethod(session.drop_replaced)
         ref = weakref.ref(handle, lambda _: (drop := replaced()) and drop())
-        session.applied.append(Applied(wrapper, ref))
+        bits = None if session.quantised is None else session.quantised.kind
+        session.applied.append(Applied(wrapper, ref, bits))
         model.generate = wrapper
     return handle
 
@@ -111,7 +116,58 @@ def restore(model: Any) -> None:
     _check_model(model)
     model = _unwrapped(model)
     _put_back(model, [])
-    vars(model).pop(SESSION, None)
+    session = vars(model).pop(SESSION, None)
+    if session is not None:
+        _quantise(model, session, None)
+
+
+def quantize(model: Any, kind: str) -> None:
+    """Quantise the weights of a model's decoder layers for good, and let go of what they were.
+
+    ``accelerate(model, quantize=kind)`` can be undone, and keeps the weights for that.
+
+    Parameters
+    ----------
+    model : PreTrainedModel or PeftModel
+        Changed in place: it takes less memory, and what it generates is that of the quantised
+        model, accelerated or not.
+    kind : str
+        ``"int8"``: a scale for each output; ``"int4"``: a scale and an offset for every 32 inputs.
+
+    Raises
+    ------
+    ConfigError
+        If there is nothing that could be quantised; nothing is changed then.
+    """
+    _config({"quantize": kind})
+    _check_model(model)
+    model = _unwrapped(model)
+    if kind is None:
+        raise ConfigError('quantize takes "int8" or "int4" here; to undo it, restore the model.')
+    session = vars(model).get(SESSION)
+    if session is None:
+        quantise(model, kind)
+        return
+    with session.lock:
+        _quantise(model, session, kind)
+        session.quantised = None
+
+
+def _quantise(model: Any, session: Session, kind: str | None) -> None:
+    """Bring the layers of a model into a form, from that in which they are."""
+    before = session.quantised
+    if (before.kind if before is not None else None) == kind:
+        return
+    if before is not None:
+        before.undo()
+        session.quantised = None
+    if kind is not None:
+        try:
+            session.quantised = quantise(model, kind)
+        except ConfigError:
+            if before is not None:
+                session.quantised = quantise(model, before.kind)
+            raise
 
 
 def _put_back(model: Any, applied: list[Applied]) -> None:

@@ -29,6 +29,7 @@ def chat(
     top_k: options.TopKOption = 0,
     seed: options.SeedOption = None,
     nodes: options.NodesOption = "auto",
+    quantize: options.QuantizeOption = options.Bits.none,
     plain: options.PlainOption = False,
     no_chat_template: options.NoTemplateOption = False,
     device: options.DeviceOption = "cpu",
@@ -40,6 +41,7 @@ def chat(
     """
     budget = options.parse_nodes(nodes)
     loaded, tokenizer = open_model(model, dtype, device, threads)
+    options.quantise(loaded, quantize)
     from lookahead.cli.conversation import Conversation
 
     session = ChatSession(

@@ -27,6 +27,7 @@ def generate(
     top_k: options.TopKOption = 0,
     seed: options.SeedOption = None,
     nodes: options.NodesOption = "auto",
+    quantize: options.QuantizeOption = options.Bits.none,
     plain: options.PlainOption = False,
     compare: Annotated[
         bool, typer.Option("--compare", help="Run plain and accelerated, and compare both.")
@@ -46,6 +47,7 @@ def generate(
     budget = options.parse_nodes(nodes)
     text = _read_prompt(prompt)
     loaded, tokenizer = open_model(model, dtype, device, threads)
+    options.quantise(loaded, quantize)
     request = Request(
         model=loaded,
         tokenizer=tokenizer,

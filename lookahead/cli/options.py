@@ -20,6 +20,28 @@ class Dtype(StrEnum):
     float16 = "float16"
 
 
+class Bits(StrEnum):
+    """Forms of the weights of decoder layers."""
+
+    none = "none"
+    int8 = "int8"
+    int4 = "int4"
+
+
+def quantise(model: Any, bits: Bits) -> None:
+    """Give a model's decoder layers weights of fewer bits, for good.
+
+    Raises
+    ------
+    ConfigError
+        If the model has none that could be quantised.
+    """
+    if bits is not Bits.none:
+        import lookahead
+
+        lookahead.quantize(model, bits.value)
+
+
 def parse_nodes(text: str) -> int | Literal["auto"]:
     """Turn ``auto`` or a whole number into a draft budget."""
     if text == "auto":
@@ -77,6 +99,10 @@ SeedOption = Annotated[
 NodesOption = Annotated[
     str,
     typer.Option("--nodes", metavar="auto|N", help="Most guesses that one pass verifies."),
+]
+QuantizeOption = Annotated[
+    Bits,
+    typer.Option("--quantize", help="Weights of fewer bits: another text, less memory and time."),
 ]
 PlainOption = Annotated[bool, typer.Option("--plain", help="Do not accelerate.")]
 NoTemplateOption = Annotated[

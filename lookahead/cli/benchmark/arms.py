@@ -138,8 +138,10 @@ class LookaheadArm(Arm):
         import lookahead
 
         # A shallow copy shares all weights but not what is learnt, so that variants in one run
-        # do not learn from each other, and plain stays plain.
-        super().__init__(spec, copy.copy(model), max_length)
+        # do not learn from each other, and plain stays plain. Quantised weights are one's own.
+        is_quantised = spec.settings.get("quantize") is not None
+        own = copy.deepcopy(model) if is_quantised else copy.copy(model)
+        super().__init__(spec, own, max_length)
         lookahead.accelerate(self.model, **spec.settings)
         self._fuses = bool(spec.settings.get("fuse", "auto"))
         # As in EarlyExitArm.

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lookahead.config import Config
 from lookahead.cost_curve import KNOTS, CostCurve
-from lookahead.pace import Pace, Trust
+from lookahead.pace import MEMORY, Pace, Trust
 from lookahead.tree import DraftTree
 
 __all__ = ["Budget", "Plan"]
@@ -32,7 +32,8 @@ class Plan:
     trust : float
         Share of what probabilities promise that is believed when a tree is cut.
     token_s : float or None
-        What one more token of a sequence is worth in seconds; None where time is no matter.
+        What one more token of a sequence is worth in seconds: what it would take to get it
+        otherwise. None where time is no matter.
     is_chain : bool
         One branch only.
     is_shared : bool
@@ -81,6 +82,7 @@ class Budget:
         self._pass_s = 0.0  # of the last pass
         self._around_s: float | None = None  # of a step with guesses, besides its pass
         self._has_drafted = False
+        self._seconds = self._tokens = 0.0  # of the last steps with guesses
 
     def begin(self, live: int, prefill_s: float, tokens_left: int | None) -> None:
         """Start on a call whose prompts are read: its longest answer may have so many tokens."""
@@ -96,8 +98,10 @@ class Budget:
         costs = self.costs(max_nodes, live)
         seconds = self._curve.seconds(live)
         shared = self._shares and live > 1
-        # A plain pass brings one token to each of them.
+        # A plain pass brings one token to each of them; passes over trees bring more.
         token_s = None if seconds is None else float(seconds[-1]) / live
+        if token_s is not None and self._tokens:
+            token_s = min(token_s, self._seconds / self._tokens)
         return Plan(max_nodes, costs, self._trust.share, token_s, self._is_chain, shared)
 
     def size(self, trees: Sequence[DraftTree], plan: Plan) -> int:
@@ -158,6 +162,8 @@ class Budget:
         """Take in a whole step of ``live`` sequences: tokens of all of them, and its time."""
         if not self._pace.is_resting:
             self._learn_around(seconds - self._pass_s)
+            self._seconds = MEMORY * self._seconds + seconds
+            self._tokens = MEMORY * self._tokens + emitted
         self._pace.learn(emitted / live, seconds, self._plain_s(live))
 
     def _learn_around(self, seconds: float) -> None:

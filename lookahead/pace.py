@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Pace", "Trust"]
+__all__ = ["MEMORY", "Pace", "Trust"]
 
 #: Weight of the past in sums over steps: about the last ten count.
 MEMORY = 0.9

@@ -51,12 +51,12 @@ ROUNDS = (1, 4, 6, 6)
 PROMPT_POSITIONS = 512
 #: Parts of the prompt (of 32 positions) that are read out at once, and with each step that paid.
 PARTS_AT_ONCE, PARTS_MORE = 1, 2
-#: What an answer wins for each unit of probability that leaves the tree at a node: more than that,
-#: since it also ranks what others name, there and further down.
-WON = 2.0
-#: The same in a batch: its small trees hold little more than the best guess, which the answer
-#: changes now and then, and a token more of one sequence brings the others nothing.
-WON_IN_BATCH = 0.25
+#: What the answers of a round win, in tokens, for each unit of probability that leaves the tree at
+#: the nodes asked about; chosen with the head and trees of 16 nodes (docs/log.md).
+WON = (1.2, 0.8, 0.5, 0.4)
+#: In a batch as a share of that: its small trees hold little more than the best guess, which the
+#: answer changes now and then, and a token more of one sequence brings the others nothing.
+IN_BATCH = 0.125
 
 
 class MergedDrafter:
@@ -115,7 +115,7 @@ class MergedDrafter:
         self._proposal: Proposal | None = None
         self._grow: Callable[..., Proposal] = pool.propose  # the tree of this step again
         self._prompt_rows: Iterator[PromptRows] = iter(())
-        self._round_s: dict[int, float] = {}  # seconds of a round, by source
+        self._round_s: dict[tuple[int, int], float] = {}  # seconds, by source and round
 
     def begin(self, context: list[int], hidden: Tensor | None = None) -> None:
         """Take in the committed tokens of a new sequence, and the hidden states of its prompt."""
@@ -216,30 +216,30 @@ class MergedDrafter:
         Where time counts, a round is left out if what it may win is worth less than it takes.
         """
         known: list[Offer] = []
-        for width in ROUNDS:
+        for number, (width, won) in enumerate(zip(ROUNDS, WON, strict=True)):
             tree = as_tree(grow(offers=[*offers, *known]))
             nodes, lost = answers.worth_asking(tree, width)
             drafter = self._node_drafters.get(source)
             if not nodes or drafter is None:
                 break
             if plan.token_s is not None:
-                won = WON_IN_BATCH if plan.is_shared else WON
-                gain = plan.trust * won * lost * plan.token_s
-                if gain < self._round_s.get(source, 0.0):
+                share = IN_BATCH if plan.is_shared else 1.0
+                gain = plan.trust * share * won * lost * plan.token_s
+                if gain < self._round_s.get((source, number), 0.0):
                     break
             start = time.perf_counter()
             ask = functools.partial(answers.ask, drafter, context, tree, nodes, noise)
             found = self._guard(source, ask)
-            self._learn_round(source, time.perf_counter() - start)
+            self._learn_round((source, number), time.perf_counter() - start)
             if found is None:
                 break
             known = found
         return known
 
-    def _learn_round(self, source: int, seconds: float) -> None:
+    def _learn_round(self, which: tuple[int, int], seconds: float) -> None:
         """Keep what a round takes; one that took much longer than usual was disturbed."""
-        usual = self._round_s.get(source)
-        self._round_s[source] = (
+        usual = self._round_s.get(which)
+        self._round_s[which] = (
             seconds if usual is None else usual + 0.2 * (min(seconds, 3 * usual) - usual)
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,11 @@ from lookahead.pace import MEMORY, Pace, Trust
 from lookahead.tree import DraftTree
 
 __all__ = ["Budget", "Plan"]
+
+#: After so many passes over about as many rows each, where the largest number is less than so many
+#: times the smallest, one step tries another size: whether other sizes have become cheaper or
+#: dearer than this one cannot be seen otherwise.
+PASSES_ALIKE, ALIKE = 48, 1.5
 
 #: Weight of a new measurement of what a step takes besides its pass.
 RATE = 0.1
@@ -80,6 +85,7 @@ class Budget:
         self._pace = Pace(spare)
         self._trust = Trust()
         self._pass_s = 0.0  # of the last pass
+        self._alike = (1, 1, 0)  # fewest and most rows of the last passes, and their number
         self._around_s: float | None = None  # of a step with guesses, besides its pass
         self._has_drafted = False
         self._seconds = self._tokens = 0.0  # of the last steps with guesses
@@ -102,7 +108,18 @@ class Budget:
         token_s = None if seconds is None else float(seconds[-1]) / live
         if token_s is not None and self._tokens:
             token_s = min(token_s, self._seconds / self._tokens)
-        return Plan(max_nodes, costs, self._trust.share, token_s, self._is_chain, shared)
+        plan = Plan(max_nodes, costs, self._trust.share, token_s, self._is_chain, shared)
+        return plan if live > 1 else self._varied(plan)
+
+    def _varied(self, plan: Plan) -> Plan:
+        """Return a plan, or that of a small tree after many large ones, or the other way round."""
+        fewest, most, number = self._alike
+        if number < PASSES_ALIKE or plan.max_nodes < 4:
+            return plan
+        self._alike = (1, 1, 0)
+        is_large = 2 * fewest > plan.max_nodes
+        nodes = plan.max_nodes // 4 if is_large else min(plan.max_nodes, 2 * most - 1)
+        return replace(plan, max_nodes=nodes, costs=None)
 
     def size(self, trees: Sequence[DraftTree], plan: Plan) -> int:
         """Return the nodes that each tree of a pass should have.
@@ -157,6 +174,10 @@ class Budget:
         """Take in the time of one pass over ``rows`` rows, all sequences together."""
         self._pass_s = seconds
         self._curve.learn(rows, seconds)
+        fewest, most, number = self._alike
+        low, high = min(fewest, rows), max(most, rows)
+        is_alike = number > 0 and high < ALIKE * low
+        self._alike = (low, high, number + 1) if is_alike else (rows, rows, 1)
 
     def learn_step(self, live: int, emitted: int, seconds: float) -> None:
         """Take in a whole step of ``live`` sequences: tokens of all of them, and its time."""

@@ -38,9 +38,9 @@ TYPICAL = {
 #: Standard deviations of the logarithm of a pass's seconds: of one pass around the curve, of the
 #: whole curve and of its shape from pass to pass, and of both before the first pass. The shape of
 #: an earlier process is known better than that of a typical machine.
-OF_A_PASS = 0.1
-LEVEL_STEP, SHAPE_STEP = 0.02, 0.003
-LEVEL_AT_FIRST, TYPICAL_SHAPE, STORED_SHAPE = 30.0, 0.25, 0.1
+OF_A_PASS = 0.2
+LEVEL_STEP, SHAPE_STEP = 0.04, 0.004
+LEVEL_AT_FIRST, TYPICAL_SHAPE, STORED_SHAPE = 30.0, 0.15, 0.12
 #: Distance, in doublings of the rows, at which shapes have little to say about each other.
 REACH = 1.5
 #: A pass that is farther from the curve than this, as a factor of about 1.6, counts as that far.
@@ -185,7 +185,7 @@ class CostCurve:
                 self._covariance += LEVEL_STEP**2 + SHAPE_STEP**2 * ALIKE
             spread = self._covariance @ here
             variance = float(here @ spread) + OF_A_PASS**2
-            farthest = max(FARTHEST, 3 * np.sqrt(variance))
+            farthest = max(FARTHEST, 2 * np.sqrt(variance))
             surprise = np.clip(measured - here @ self._ratio, -farthest, farthest)
             gain = spread / variance
             self._ratio += gain * surprise

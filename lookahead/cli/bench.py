@@ -137,9 +137,9 @@ def _measure(
     from lookahead.cli.benchmark import runner
     from lookahead.cli.benchmark.arms import make_arms
     from lookahead.cli.benchmark.meters import MemoryMeter
-    from lookahead.cli.benchmark.report import make_report
+    from lookahead.cli.benchmark.report import add_roofline, make_report
     from lookahead.hf.default_model import quiet_library
-    from lookahead.hf.pass_clock import read_bandwidth
+    from lookahead.hf.pass_clock import bytes_of_a_pass, read_bandwidth
 
     memory = MemoryMeter()
     memory.begin()
@@ -167,8 +167,9 @@ def _measure(
         anatomies = run.take_apart(rows, tell) if with_profile else {}
     machine = versions.machine(settings["device"])
     report = make_report(records, settings, machine, versions.versions(), base_rss_bytes)
+    bandwidth = read_bandwidth(model.device)
+    add_roofline(report, bandwidth, bytes_of_a_pass(model))
     if with_profile:
-        bandwidth = read_bandwidth(model.device)
         report["anatomy"] = {
             "bandwidth_gb_s": bandwidth / 1e9,
             "arms": {name: one.as_json(bandwidth) for name, one in anatomies.items()},

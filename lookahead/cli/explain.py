@@ -206,6 +206,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
     ]
     if report["way"] != "plain":
         rows.append(("sources", ", ".join(sources) + (f" ({'; '.join(off)})" if off else "")))
+        rows.append(("fused", report["fused"]))
         rows += _cost_rows(report["cost"])
     rows.append(("run", report["run"]["summary"]))
     rows += [("note", note) for note in report["run"]["notes"]]

@@ -13,6 +13,7 @@ from lookahead.hf.compat import vocab_size
 from lookahead.hf.costs import cost_curve
 from lookahead.hf.ends import ends_of
 from lookahead.hf.fingerprint import identify, weights_key
+from lookahead.hf.fusing import fused_layers, how_fused
 from lookahead.hf.masks import install
 from lookahead.hf.prepack import prepacked_weights
 from lookahead.hf.shape import Shape, shape_of
@@ -42,6 +43,9 @@ class Explanation:
         Why it is no tree, as half a sentence.
     self_test : str
         ``"passed"``, what differed, or ``"not asked"`` where the reason was clear before.
+    fused : str
+        ``"used"`` where the small operations of layers run fused, ``"not yet: ..."`` before they
+        are compiled, or ``"off: ..."`` with the reason.
     sources : dict of str to str
         Each source that guesses may come from, with ``"used"`` or why it is not.
     """
@@ -57,6 +61,7 @@ class Explanation:
     way: str
     reason: str | None
     self_test: str
+    fused: str
     sources: dict[str, str]
 
     def as_dict(self) -> dict[str, Any]:
@@ -96,6 +101,7 @@ def explain(model: Any, config: Config) -> Explanation:
         way=shape.name,
         reason=shape.reason,
         self_test=self_test,
+        fused=how_fused(model, config) if shape.name == "tree" else f"off: {shape.reason}",
         sources={name: _source(name, model, config, shape) for name in (*SOURCES, "window")},
     )
 
@@ -103,7 +109,10 @@ def explain(model: Any, config: Config) -> Explanation:
 def curve_of(model: Any, session: Session, config: Config) -> CostCurve:
     """Return the cost curve that calls with these settings use and measure."""
     learnt = session.learnt(config.remember, weights_key(model), functools.partial(identify, model))
-    with prepacked_weights(model, config, session, DecodeStats()):
+    with (
+        prepacked_weights(model, config, session, DecodeStats()),
+        fused_layers(model, config, session, DecodeStats()),
+    ):
         return cost_curve(model, learnt)
 
 

@@ -38,11 +38,13 @@ from lookahead.session import Session
 from lookahead.stats import DecodeStats
 from lookahead.tree import DraftTree
 
-__all__ = ["build_libraries", "fused_layers"]
+__all__ = ["build_libraries", "fused_layers", "how_fused"]
 
 #: Where nothing is said, smaller models are left alone, and compiling waits until so many seconds
 #: were spent in accelerated calls: who generates once gets nothing from it.
 FEWEST_BYTES, SECONDS_BEFORE = 2**23, 5.0
+
+TOO_SMALL = "the model is so small that there is little to gain"
 
 #: Batch and rows of the passes that are recorded: neither in step with the other.
 RECORDED = ((3, 7), (3, 11), (5, 7))
@@ -105,7 +107,7 @@ def build_libraries(model: Any) -> str | None:
     """
     fault = _fault_of(model)
     if fault is None and _num_bytes(model) < FEWEST_BYTES:
-        fault = "the model is so small that there is little to gain"
+        fault = TOO_SMALL
     if fault is None:
         install()
         shape = shape_of(model, Session())
@@ -116,6 +118,29 @@ def build_libraries(model: Any) -> str | None:
     if fused.get_ready(builds=True, waits=True):
         return None
     return fused.fault or "another process is compiling them"
+
+
+def how_fused(model: Any, config: Config) -> str:
+    """Say whether calls would run fused layers: ``"used"``, ``"not yet: ..."`` or ``"off: ..."``.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        Whose passes can verify a tree. Not changed.
+    config : Config
+        Its ``fuse`` says whether.
+    """
+    if not config.fuse:
+        return "off: not asked for"
+    fault = _fault_of(model)
+    if fault is None and config.fuse == "auto" and _num_bytes(model) < FEWEST_BYTES:
+        fault = TOO_SMALL
+    if fault is None:
+        fused = _fused(model)
+        if fused.fault is None:
+            return "not yet: they are compiled while the model is used" if fused.missing else "used"
+        fault = fused.fault
+    return f"off: {fault}"
 
 
 def _fault_of(model: Any) -> str | None:

@@ -17,9 +17,10 @@ from torch import nn
 from transformers.modeling_utils import AttentionInterface
 
 from lookahead.hf.compat import device_of
+from lookahead.hf.quantised import QuantisedLinear
 from lookahead.hf.split import find_layers
 
-__all__ = ["PASS_PARTS", "PassClock", "read_bandwidth"]
+__all__ = ["PASS_PARTS", "PassClock", "bytes_of_a_pass", "read_bandwidth"]
 
 #: Parts of a pass, in the order of the table: matrix products of the layers, attention over the
 #: cache, all else in the layers, the output layer, and what stands around the layers.
@@ -52,10 +53,7 @@ class PassClock:
         self._output = model.get_output_embeddings()
         self._layers = find_layers(model)
         self._matrices = [
-            module
-            for layer in self._layers
-            for module in layer.modules()
-            if isinstance(getattr(module, "weight", None), torch.Tensor) and module.weight.ndim == 2
+            module for layer in self._layers for module in layer.modules() if _is_matrix(module)
         ]
         self._device = device_of(model)
         self._starts: list[float] = []
@@ -136,8 +134,10 @@ class PassClock:
         if part in self._hooks_run:
             self._hooks_run[part] += 1
         if part in self.read_bytes:
-            weight: Any = getattr(module, "weight", None)
-            self.read_bytes[part] += weight.nbytes if isinstance(weight, torch.Tensor) else 0
+            numbers: Any = getattr(module, "weight", None)
+            if isinstance(module, QuantisedLinear):
+                numbers = module.numbers
+            self.read_bytes[part] += numbers.nbytes if isinstance(numbers, torch.Tensor) else 0
 
     def _timed_attention(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -159,6 +159,13 @@ class PassClock:
         return time.perf_counter()
 
 
+def _is_matrix(module: nn.Module) -> bool:
+    """Say whether a module is a matrix layer, quantised ones included."""
+    weight: Any = getattr(module, "weight", None)
+    is_plain = isinstance(weight, torch.Tensor) and weight.ndim == 2
+    return is_plain or isinstance(module, QuantisedLinear)
+
+
 def read_bandwidth(device: torch.device) -> float:
     """Return the bytes a second that are read from memory, by summing a long row of numbers."""
     numbers = torch.ones(NUM_READ, device=device)
@@ -168,6 +175,19 @@ def read_bandwidth(device: torch.device) -> float:
         float(numbers.sum())
         best = min(best, time.perf_counter() - start)
     return numbers.nbytes / best
+
+
+def bytes_of_a_pass(model: Any) -> int:
+    """Return the bytes of the weights that a pass over one row reads; of experts, all of them.
+
+    Of an embedding one row is read, which counts as nothing, unless it is the output layer, too.
+    """
+    parameters = {id(p): p.nbytes for p in model.parameters()}
+    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
+    own = getattr(embedding, "weight", None)
+    if own is not None and own is not getattr(output, "weight", None):
+        parameters.pop(id(own), None)
+    return sum(parameters.values())
 
 
 def _cost_of_hooks() -> float:

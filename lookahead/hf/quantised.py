@@ -19,7 +19,7 @@ from lookahead.errors import ConfigError
 from lookahead.hf.layers import functions_of, is_plain_matrix
 from lookahead.hf.split import find_layers
 
-__all__ = ["Quantised", "quantise", "quantised_kind"]
+__all__ = ["Quantised", "QuantisedLinear", "quantise", "quantised_kind"]
 
 #: Inputs that have a scale in common, of 4 bits.
 GROUP = 32

@@ -13,6 +13,7 @@ from lookahead.cli.benchmark.llama_cpp_arm import LlamaCppArm
 from lookahead.cli.console import CommandError
 from lookahead.config import Config
 from lookahead.errors import ConfigError
+from lookahead.hf.quantised import quantised_kind
 
 
 def test_plain_is_always_there_and_first() -> None:
@@ -72,6 +73,23 @@ def test_settings_are_checked_by_name_and_value() -> None:
         check_settings(parse_arms("lookahead:node=8"))
     with pytest.raises(ConfigError, match="nodes"):
         check_settings(parse_arms("lookahead:nodes=-1"))
+
+
+def test_compiled_arms_have_an_empty_cache_for_each_batch(tiny: Any) -> None:
+    plain, *compiled = make_arms(parse_arms("compiled,compiled_frozen"), tiny, 64, "tiny")
+    assert plain.first_cache(1) is None
+    for arm in compiled:
+        one = arm.first_cache(1)
+        assert arm.first_cache(1) is one
+        assert arm.first_cache(4) is not one, "a static cache has one batch"
+        assert arm.num_warm_ups == 2
+
+
+def test_a_quantised_arm_has_weights_of_its_own(tiny: Any) -> None:
+    text = "lookahead,lookahead:quantize=int8,lookahead:quantize=int4"
+    arms = make_arms(parse_arms(text), tiny, 64, "tiny")
+    assert [quantised_kind(arm.model) for arm in arms] == [None, None, "int8", "int4"]
+    assert quantised_kind(tiny) is None
 
 
 def test_llama_cpp_without_its_package_is_one_sentence(

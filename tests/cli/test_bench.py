@@ -83,7 +83,12 @@ def test_json_has_the_shape_that_scripts_read(
     assert plot.stat().st_size > 0
     for word in ("talk", "sums", "overall", "speed-up", "Time by part", "A step taken apart"):
         assert word in outcome.out
-    assert report["anatomy"]["bandwidth_gb_s"] > 0.1
+    machine = report["machine"]
+    assert report["anatomy"]["bandwidth_gb_s"] == machine["bandwidth_gb_s"] > 0.1
+    for arm in report["arms"].values():
+        cell = arm["overall"]
+        least_ms = machine["bytes_of_a_pass"] / machine["bandwidth_gb_s"] / 1e6
+        assert cell["roofline"] == pytest.approx(least_ms / cell["tpot_ms"])
     assert set(report["anatomy"]["arms"]) == set(report["arms"])
     for name, one in report["anatomy"]["arms"].items():
         assert list(one["ms"]) == list(STEP_PARTS)
@@ -93,6 +98,17 @@ def test_json_has_the_shape_that_scripts_read(
         assert set(one["memory_ms"]) == {"matrices", "attention", "output layer"}
         # Seconds are noise here; how near the sum comes on a quiet machine is in docs/bench.md.
         assert 0.1 < one["sum_by_step"] < 10
+
+
+def test_quantised_layers_are_taken_apart_as_matrices_and_other_arms_keep_their_bits(
+    call: Any, tiny_folder: Path, data: Path, tmp_path: Path
+) -> None:
+    arms = "plain,lookahead:nodes=4,lookahead:nodes=4,quantize=int8"
+    report, _ = measure(call, tiny_folder, data, tmp_path, "--arms", arms, "--profile")
+    full, few = (report["anatomy"]["arms"][name] for name in list(report["arms"])[1:])
+    assert report["arms"]["lookahead:nodes=4"]["overall"]["exact"] == 4
+    ratio = few["memory_ms"]["matrices"] / full["memory_ms"]["matrices"]
+    assert 0.2 < ratio < 0.45, "8 bits and a scale in place of 32"
 
 
 def test_without_a_profile_no_step_is_taken_apart(

@@ -45,6 +45,7 @@ def test_an_accelerated_model(call: Any, tiny_folder: Path) -> None:
     assert "accelerated" in said["way"]
     assert said["self-test"].strip() == "passed"
     assert said["sources"].strip().startswith("ngrams, recycled, head (exit off")
+    assert said["fused"].strip().startswith("off: the model is so small")
     assert "1 rows 1.00" in said["cost"]
     assert "16 rows pays from" in said["break-even"]
     assert "MAT" in said["run"]
@@ -58,6 +59,7 @@ def test_as_json(call: Any, tiny_folder: Path) -> None:
     assert (report["way"], report["reason"], report["self_test"]) == ("tree", None, "passed")
     assert report["layers"] == 3
     assert report["sources"]["head"] == "used"
+    assert report["fused"].startswith("off: the model is so small")
     assert report["cost"]["rows"] == [1, 2, 4, 8, 16]
     assert report["cost"]["relative"] == sorted(report["cost"]["relative"])
     assert report["cost"]["measured_passes"] > 0
@@ -93,6 +95,7 @@ def test_a_model_that_reads_chains(call: Any) -> None:
     assert "cost:" in outcome.out
     report = json.loads(call("explain", "default", *MODEL, "--json").out)
     assert (report["way"], report["run"]["accelerated"]) == ("chain", True)
+    assert report["fused"] == f"off: {report['reason']}"
     assert report["sources"]["exit"] == "off: it needs a tree"
     assert "cost" in report
 

@@ -18,10 +18,11 @@ from torch import nn
 
 import lookahead
 from lookahead.hf import fusing, libraries
-from lookahead.hf.fused import is_fused
+from lookahead.hf.fused import NUM_TRIALS, is_fused
 from lookahead.hf.libraries import Builder, find
 from lookahead.hf.recording import Count, recording
 from lookahead.hf.segments import Segment
+from lookahead.hf.target import HFTarget
 from tests.cases.test_batches import ragged
 from tests.helpers import FAMILIES, Recorder, check, fresh, new_ids, prompt, shared
 from tests.zoo.fused import interpreted
@@ -67,6 +68,16 @@ def notes(model, **settings):
 
 @pytest.mark.usefixtures("_interpreted")
 class TestWithoutACompiler:
+    def test_what_a_trial_takes_is_no_part_of_a_pass(self, monkeypatch):
+        """The cost curve would take passes that run both ways for slow ones."""
+        aside, seconds = HFTarget.seconds_aside.fget, []
+        monkeypatch.setattr(
+            HFTarget, "seconds_aside", property(lambda t: seconds.append(aside(t)) or seconds[-1])
+        )
+        fused_ids(fresh(), 24)
+        assert all(second > 0 for second in seconds[:NUM_TRIALS])
+        assert not any(seconds[NUM_TRIALS:-2])  # the last passes may have one row
+
     @pytest.mark.parametrize("family", [*FAMILIES, "gemma3"])
     @pytest.mark.parametrize("sampled", [False, True])
     def test_ids_are_those_of_plain_generation(self, family, sampled):

@@ -7,7 +7,12 @@ import torch
 
 import ngram_pool
 from lookahead.drafters import products as module
-from lookahead.drafters.products import dtype_of_guesses, products, without_autocast
+from lookahead.drafters.products import (
+    FixedMatrix,
+    dtype_of_guesses,
+    products,
+    without_autocast,
+)
 from lookahead.drafters.regression import RunningRegression
 
 
@@ -30,6 +35,24 @@ def test_every_way_gives_the_product(dtype, num_rows, keeps_shape, widens, compi
     right = rows.double() @ matrix.double().T + bias.double()
     tolerance = 0.2 if dtype == torch.bfloat16 else 1e-4
     torch.testing.assert_close(found.double(), right, rtol=0.01, atol=tolerance)
+
+
+@pytest.mark.parametrize("packs", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 6, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_matrix_that_does_not_change_gives_the_same(dtype, num_rows, packs, monkeypatch):
+    if not packs:
+        monkeypatch.setattr(module, "has_products", lambda dtype: dtype == torch.float32)
+    generator = torch.Generator().manual_seed(num_rows)
+    rows = torch.randn((num_rows, 70), generator=generator)
+    matrix = torch.randn((70, 50), generator=generator).to(dtype).T
+    bias = torch.randn(50, generator=generator).to(dtype)
+    fixed = FixedMatrix(matrix, bias)
+    assert fixed.shape == (50, 70)
+    found = fixed.products(rows)
+    assert found.dtype == torch.float32
+    right = products(rows, matrix.contiguous(), bias)
+    torch.testing.assert_close(found, right, rtol=0.02, atol=0.1)
 
 
 def test_guesses_are_read_in_16_bits_where_something_multiplies_in_them(monkeypatch):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +44,8 @@ class Arm:
     takes_batches = True
     #: Whether passes are counted by a hook; else they are known.
     is_metered = True
+    #: Calls that are not counted.
+    num_warm_ups = 1
     #: Whether a clock can look at the parts of its passes.
     can_be_taken_apart = True
 
@@ -55,8 +58,8 @@ class Arm:
         """Arguments of ``generate`` that make this arm."""
         return {}
 
-    def first_cache(self) -> Any:
-        """Cache for a new prompt; ``None`` leaves it to ``generate``."""
+    def first_cache(self, batch: int) -> Any:  # noqa: ARG002 - some arms have one for each size
+        """Cache for so many new prompts; ``None`` leaves it to ``generate``."""
         return None
 
     def prepare(self) -> None:
@@ -69,12 +72,13 @@ class Arm:
 class CompiledArm(Arm):
     """Plain with the library's static cache and its compiled forward.
 
-    The cache has one size for the whole run, so that nothing is compiled anew for each prompt; and
-    no hook is set, since a hook would be compiled in.
+    The cache has one length for the whole run, so that nothing is compiled anew for each prompt;
+    and no hook is set, since a hook would be compiled in.
     """
 
     is_metered = False
     can_be_taken_apart = False
+    num_warm_ups = 2  # the first prompt of another length compiles once more
 
     def __init__(self, spec: ArmSpec, model: Any, max_length: int) -> None:
         super().__init__(spec, model, max_length)
@@ -83,16 +87,21 @@ class CompiledArm(Arm):
         self._compile = CompileConfig()
         # The library compiles by itself on accelerators only; this asks for it on a CPU too.
         self._compile._compile_all_devices = True
-        self._cache = StaticCache(config=model.config, max_cache_len=max_length)
+        self._caches: dict[int, Any] = {}  # by batch size
+        self._new_cache = functools.partial(
+            StaticCache, config=model.config, max_cache_len=max_length
+        )
 
     def options(self) -> dict[str, Any]:
         """Ask for compilation."""
         return {"compile_config": self._compile}
 
-    def first_cache(self) -> Any:
-        """Empty the one static cache and give it."""
-        self._cache.reset()
-        return self._cache
+    def first_cache(self, batch: int) -> Any:
+        """Empty the static cache of this size and give it."""
+        if batch not in self._caches:
+            self._caches[batch] = self._new_cache()
+        self._caches[batch].reset()
+        return self._caches[batch]
 
 
 class FrozenArm(CompiledArm):

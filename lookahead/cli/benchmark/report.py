@@ -51,6 +51,30 @@ def make_report(
     }
 
 
+def add_roofline(report: dict[str, Any], bandwidth: float, num_bytes: int) -> None:
+    """Hold every arm against what memory allows plain decoding of these weights.
+
+    No plain decoder makes a token in less time than it takes to read the weights once. The ratio is
+    1 for one that does nothing else; several tokens a pass can be more. Where tokens come in
+    batches there is none.
+
+    Parameters
+    ----------
+    report : dict
+        Gets ``roofline`` in every cell, and the two numbers in ``machine``.
+    bandwidth : float
+        Bytes a second that are read from memory.
+    num_bytes : int
+        Of the weights that a pass over one row reads.
+    """
+    report["machine"] |= {"bandwidth_gb_s": bandwidth / 1e9, "bytes_of_a_pass": num_bytes}
+    least_ms = 1000 * num_bytes / bandwidth
+    for arm in report["arms"].values():
+        for cell in (arm["overall"], *arm["subtasks"].values()):
+            tpot_ms = cell["tpot_ms"]
+            cell["roofline"] = None if not tpot_ms else least_ms / tpot_ms
+
+
 def make_cell(
     records: Sequence[Record], plain: Sequence[Record], base_rss_bytes: int
 ) -> dict[str, Any]:
@@ -115,7 +139,7 @@ def print_tables(report: dict[str, Any], *, with_profile: bool) -> None:
 
 def _results(report: dict[str, Any]) -> Table:
     titles = ("exact", "tokens/s", "speed-up", "worst", "MAT", "nodes", "first ms", "loops")
-    table = Table("subtask", "arm", *titles)
+    table = Table("subtask", "arm", *titles, "roofline")
     table.columns[1].overflow = "fold"
     for column in table.columns[2:]:
         column.justify, column.no_wrap = "right", True
@@ -141,6 +165,7 @@ def _cell_words(cell: dict[str, Any]) -> list[str]:
         _nodes_words(cell),
         first,
         str(cell["looping"]),
+        "-" if cell["roofline"] is None else f"{cell['roofline']:.2f}",
     ]
 
 

@@ -139,8 +139,11 @@ class Runner:
         for arm in self._arms:
             tell(f"Warming up: {arm.name}", None)
             arm.prepare()
+            prompts = [ids[number:] for number in range(arm.num_warm_ups)]
             try:
-                self._call(arm, [ids] * self._protocol.batch_size, arm.first_cache(), length)
+                for prompt in prompts:
+                    batch = [prompt] * self._protocol.batch_size
+                    self._call(arm, batch, arm.first_cache(len(batch)), length)
             except (ValueError, RuntimeError, IndexError, NotImplementedError) as error:
                 if arm.name == "plain" or isinstance(arm, LookaheadArm):
                     raise
@@ -163,7 +166,7 @@ class Runner:
                     one = self._call(
                         arm,
                         [ids[: self._protocol.prompt_limit]],
-                        arm.first_cache(),
+                        arm.first_cache(1),
                         self._protocol.max_new_tokens,
                         its_clock,
                     )
@@ -230,11 +233,11 @@ class Runner:
     def _cache_for(self, arm: Arm, states: Sequence[RowState], num_cached: int | None) -> Any:
         """Give the cache of the turn before, cut back to what the first repeat began with."""
         if not self._protocol.is_cache_passed_on or num_cached == 0:
-            return arm.first_cache()
+            return arm.first_cache(len(states))
         state = states[0]
         prompt = state.prompt_ids if num_cached is None else state.prompt_ids[: num_cached + 1]
         cache = state.kept.take(prompt)
-        return arm.first_cache() if cache is None else cache
+        return arm.first_cache(len(states)) if cache is None else cache
 
     def _call(
         self,

@@ -22,6 +22,7 @@ def calibrate(
     device: options.DeviceOption = "cpu",
     threads: options.ThreadsOption = None,
     no_chat_template: options.NoTemplateOption = False,
+    quantize: options.QuantizeOption = options.Bits.none,
 ) -> None:
     """Learn about a model from its own writing, so that later runs start well.
 
@@ -34,6 +35,7 @@ def calibrate(
     from lookahead.hf.fusing import build_libraries
 
     loaded, tokenizer = open_model(model, dtype, device, threads)
+    options.quantise(loaded, quantize)
     sums = logic.empty_sums(loaded)
     prompts = _prompt_ids(loaded, tokenizer, use_template=not no_chat_template)
     with working("The model writes, and is watched") as tell, quiet_library():

@@ -56,6 +56,16 @@ def test_generate_reads_standard_input(call: Any, tiny_folder: Path) -> None:
     assert raw.out != given.out
 
 
+@pytest.mark.parametrize("bits", ["int8", "int4"])
+def test_a_quantised_model_is_compared_with_itself(call: Any, tiny_folder: Path, bits: str) -> None:
+    asked = ("generate", "hello", "-m", tiny_folder, *MODEL, "--quantize", bits)
+    both = call(*asked, "--compare")
+    assert both.code == 0, both.err
+    assert "ids the same: yes" in both.err
+    plain = call(*asked, "--plain")
+    assert plain.out == call(*asked).out
+
+
 def test_generate_compares(call: Any, tiny_folder: Path) -> None:
     outcome = call(
         "generate", "hello", "-m", tiny_folder, *MODEL, "--compare", "-t", "0.8", "--nodes", "8"

@@ -33,6 +33,15 @@ def test_calibrate_stores_and_says_what(call: Any, tiny_folder: Path) -> None:
     assert len(Memory().entries()) == 1
 
 
+@pytest.mark.usefixtures("short")
+def test_a_quantised_model_is_calibrated_as_another_one(call: Any, tiny_folder: Path) -> None:
+    for bits in ("none", "int8"):
+        outcome = call("calibrate", tiny_folder, "--dtype", "float32", "--quantize", bits)
+        assert outcome.code == 0, outcome.err
+    assert [entry.kind for entry in Memory().entries()] == ["calibrated"] * 2
+    assert len({entry.path.parent for entry in Memory().entries()}) == 2
+
+
 def test_calibrate_says_where_there_is_nothing_to_do(
     call: Any, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

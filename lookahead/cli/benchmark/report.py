@@ -254,7 +254,7 @@ def save_plot(report: dict[str, Any], path: Path) -> None:
     axes.set_ylabel("speed against plain generate")
     axes.set_title(heading(report).split(";")[0], fontsize=9)
     if arms:
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))  # beside the bars
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     plt.close(figure)

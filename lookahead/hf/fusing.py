@@ -235,7 +235,8 @@ def _kind(layer: nn.Module, index: int) -> Hashable:
         settings = (
             (key, value)
             for key, value in vars(module).items()
-            if is_constant(value) and not ("layer" in key and value == index)
+            if is_constant(value)
+            and not ("layer" in key and value == index and not isinstance(value, bool))
         )
         tensors = (
             (key, None if tensor is None else (tensor.shape, tensor.dtype, tensor.is_contiguous()))

@@ -104,7 +104,10 @@ class TestWithoutACompiler:
         model = shared("gpt2", scale_attn_by_inverse_layer_idx=True, num_hidden_layers=3)
         check(model, IDS, settings=ON, **GREEDY)
         assert owner(model).fault is None
-        assert len({id(layer.written) for layer in owner(model)._layers}) == 3
+        # Before transformers 5 this attention leaves the setting out.
+        other = shared("gpt2", num_hidden_layers=3)
+        num_kinds = 1 if torch.equal(model(IDS).logits, other(IDS).logits) else 3
+        assert len({id(layer.written) for layer in owner(model)._layers}) == num_kinds
         lookahead.restore(model)
 
     def test_a_padded_batch_gives_the_ids_of_plain_generation(self):

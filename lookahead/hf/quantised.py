@@ -195,7 +195,7 @@ def quantise(model: nn.Module, kind: str) -> Quantised:
                 if id(own) not in made:
                     made[id(own)] = cls(matrix, own._parameters["bias"]).train(own.training)
                 replaced.append(Replaced(parent, name, own, made[id(own)]))
-    if not replaced and quantised_kind(model) is None:
+    if not replaced and quantised_kind(model) != kind:
         raise ConfigError(
             f"quantize={kind!r} found nothing to quantise in {type(model).__name__}: expected "
             "decoder layers with torch.nn.Linear of ordinary float weights on a CPU. Leave it out, "

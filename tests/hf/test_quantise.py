@@ -180,6 +180,15 @@ def test_a_layer_with_two_places_is_quantised_once():
     check(model, IDS, **GREEDY)
 
 
+def test_what_is_quantised_for_good_has_no_other_form():
+    model = fresh()
+    lookahead.quantize(model, "int8")
+    lookahead.quantize(model, "int8")
+    with pytest.raises(lookahead.ConfigError, match="found nothing to quantise"):
+        lookahead.accelerate(model, quantize="int4")
+    assert quantised_kind(model) == "int8"
+
+
 def test_a_form_that_cannot_be_had_leaves_the_one_before():
     model = fresh(hidden_size=80, intermediate_size=80)
     with lookahead.accelerate(model, quantize="int8"):

@@ -13,7 +13,15 @@ from torch import Tensor
 
 import ngram_pool
 
-__all__ = ["FixedMatrix", "dtype_of_guesses", "has_products", "products", "without_autocast"]
+__all__ = [
+    "ROWS",
+    "FixedMatrix",
+    "dtype_of_guesses",
+    "has_products",
+    "packed",
+    "products",
+    "without_autocast",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -23,7 +31,7 @@ R = TypeVar("R")
 #: are such products, this has not been measured.
 FEW, FEW_TO_WIDEN = 8, 32
 
-#: Rows that a packed matrix is laid out for.
+#: Rows that the order of a packed matrix is chosen for: those of a tree.
 ROWS = 16
 
 
@@ -104,6 +112,12 @@ def products(
     return product.float()
 
 
+def packed(matrix: Tensor) -> Tensor:
+    """Return a copy in oneDNN's order for about :data:`ROWS` rows."""
+    copy: Tensor = torch.ops.mkldnn._reorder_linear_weight(matrix.contiguous(), ROWS)
+    return copy
+
+
 class FixedMatrix:
     """A matrix and a bias that do not change, kept in the order in which products are fastest.
 
@@ -117,14 +131,12 @@ class FixedMatrix:
     def __init__(self, matrix: Tensor, bias: Tensor) -> None:
         self.shape = matrix.shape
         self._bias = bias
-        self._matrix = matrix.contiguous()
         self._is_packed = (
             matrix.device.type == "cpu"
             and matrix.dtype == torch.bfloat16
             and has_products(torch.bfloat16)
         )
-        if self._is_packed:
-            self._matrix = torch.ops.mkldnn._reorder_linear_weight(self._matrix, ROWS)
+        self._matrix = packed(matrix) if self._is_packed else matrix.contiguous()
 
     def products(self, rows: Tensor) -> Tensor:
         """Return ``rows @ matrix.T + bias``, float, [rows, in] -> float32, [rows, out]."""

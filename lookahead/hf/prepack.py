@@ -24,7 +24,7 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from lookahead.config import Config
-from lookahead.drafters.products import has_products
+from lookahead.drafters.products import ROWS, has_products, packed
 from lookahead.hf.compat import is_compiled
 from lookahead.hf.layers import ROUNDING_16, ROUNDING_32
 from lookahead.hf.parallel import ranks_of
@@ -49,9 +49,6 @@ SHARE_OF_FREE = 0.25
 #: Bytes that are packed while the call waits, in a fraction of a second; more are packed aside,
 #: for later calls.
 BYTES_AT_ONCE = 5 * 2**27
-
-#: Rows that the order is chosen for: those of a tree.
-ROWS = 16
 
 #: Layers that are asked whether packing pays, and how often each is timed.
 NUM_ASKED, NUM_TIMES = 16, 3
@@ -122,7 +119,7 @@ class PrepackedLayer:
 
     def pack(self) -> None:
         """Make the copy."""
-        self.packed = _packed(self.matrix)
+        self.packed = packed(self.matrix)
 
 
 class Prepacked:
@@ -161,7 +158,7 @@ class Prepacked:
         for layer in self._asked:
             made = _made_up_rows(layer.matrix)
             right = functional.linear(made, layer.matrix).float()
-            error = _product(made, _packed(layer.matrix)).float() - right
+            error = _product(made, packed(layer.matrix)).float() - right
             limit = ROUNDING_32 if made.dtype == torch.float32 else ROUNDING_16
             if not error.norm() <= limit * right.norm():
                 return "products with prepacked weights are not those with ordinary ones"
@@ -171,7 +168,7 @@ class Prepacked:
     def saved(self) -> tuple[float, float]:
         """Share of a product's time that a copy saves, of one row and of several; timed once."""
         matrices = [layer.matrix for layer in self._asked]
-        copies = [_packed(matrix) for matrix in matrices]
+        copies = [packed(matrix) for matrix in matrices]
         made = [_made_up_rows(matrix) for matrix in matrices]
         one, several = (
             1
@@ -390,12 +387,6 @@ def _pack(layers: list[PrepackedLayer]) -> None:
         if not threading.main_thread().is_alive():  # the process has come to its end
             break
         layer.pack()
-
-
-def _packed(matrix: Tensor) -> Tensor:
-    """Return a copy in oneDNN's order for about :data:`ROWS` rows."""
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(matrix.contiguous(), ROWS)
-    return packed
 
 
 def _product(input: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002

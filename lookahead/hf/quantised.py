@@ -227,4 +227,4 @@ def _matrix(module: nn.Module) -> Tensor | None:
     else:
         return None
     is_float = found.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    return found if is_float and not found.is_meta and found.device.type == "cpu" else None
+    return found if is_float and found.device.type == "cpu" else None

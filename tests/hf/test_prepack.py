@@ -151,8 +151,8 @@ def test_a_changed_weight_is_noticed(change, part):
 
 def test_weights_that_change_in_every_call_are_not_packed_in_every_call(monkeypatch):
     model, packed = fresh(), []
-    real = prepack._packed
-    monkeypatch.setattr(prepack, "_packed", lambda matrix: packed.append(1) or real(matrix))
+    real = prepack.packed
+    monkeypatch.setattr(prepack, "packed", lambda matrix: packed.append(1) or real(matrix))
     _fast(model)
     packed.clear()
     for _ in range(3):
